@@ -10,7 +10,7 @@ HookError otherwise.
     install(level="alloc")  the same from a program that imported this with GGML_SCHED=off
     memory()                bytes of what is open now, by device: weights, caches, compute buffers, what is free
     compute_buffers()       bytes of the compute buffers alone, by buffer type
-    compare(), saved()      bytes by which they are smaller than ggml's own, of contexts made after compare()
+    compare(), saved()      bytes by which compute buffers are smaller than ggml's own: contexts made after compare()
     plans()                 what was planned last for each allocator, as `Plan`s: print, explain, verify them
     counters(), served()    how often ggml's functions were called and the time inside them; how graphs got their plans
     check()                 HookError unless ggml's calls reach this library; called once llama_cpp has been imported
@@ -61,7 +61,7 @@ _HOMES = _homes_of({
     "ggml_sched.llama_cpp.dryrun": ("DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"),
     "ggml_sched.llama_cpp.overrides": ("overriding",),
 })
-"""{name: its module}, which is imported when the name is first used: a hooked process takes less memory without."""
+"""{name: its module}.  A module is imported when a name of it is first used, to save memory in hooked processes."""
 
 
 def __getattr__(name: str) -> object:

@@ -43,7 +43,7 @@ def _refused(why: str) -> int:
 
 
 def _run() -> None:
-    """Run the script or module that the command line names; what it leaves alive is alive until the end."""
+    """Run the script or module that the command line names, and keep its global variables (`_LEFT`)."""
     if sys.argv[0] == "-m":
         del sys.argv[0]
         sys.path[0] = os.getcwd()
@@ -54,7 +54,7 @@ def _run() -> None:
 
 
 _LEFT: list[object] = []
-"""The names of the script, so that its contexts are open when the page is written."""
+"""The global variables of the script that was run: they keep its contexts open until the page is written."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""The hook: a library whose functions, in the C files beside this, have ggml's names and replace those of a client's
-ggml.
+"""The hook: a library whose functions, in the C files beside this one, have the names of ggml's functions and replace
+those of a client's ggml.
 
 install.py loads it with RTLD_GLOBAL before ggml's libraries, so that the dynamic linker binds their calls to it.
 The functions of this module give Python the hook's counters, its last failure, and its last plans, as plain values.
@@ -193,9 +193,9 @@ cdef list _of_plan_caches_into(gh_visit visit, list found):
 
 
 def buffers():
-    """For each buffer type of each graph allocator and scheduler of the process, oldest first: its name, the bytes that
-    are held, those that ggml's own allocator would hold (None where nothing was compared), and the name of its device
-    (None where the library does not say)."""
+    """For each buffer type of each graph allocator and scheduler of the process, oldest first: the type's name, the
+    bytes that are held, those that ggml's own allocator would hold (None where nothing was compared), and the name of
+    the type's device (None where the library does not say)."""
     return _of_plan_caches(_append_buffers)
 
 
@@ -249,7 +249,7 @@ def device_memory():
 
 
 def record_contexts(bint on):
-    """Record ggml's contexts from now on, for `simulated_tensors`, or no longer."""
+    """Choose whether ggml's contexts are recorded from now on, for `simulated_tensors`."""
     gh_record_contexts(on)
 
 
@@ -259,7 +259,7 @@ cdef void _add_tensor(const gh_simulated *t, void *user) noexcept:
 
 
 def simulated_tensors():
-    """The tensors whose allocation a client only simulates, in the order of their contexts.
+    """The tensors whose allocation a client only simulates in a dry run, in the order of their contexts.
 
     Each is a tuple: the number of its context, its name, type and `ne`, its bytes, ggml's number of its buffer's usage,
     the names of the buffer's type and device, and the bytes that all tensors of the context take there.
@@ -279,8 +279,8 @@ cdef void _report(const gh_measured *found) noexcept with gil:
 def measure(called):
     """Let graphs that clients would reserve be measured in arenas without memory (measuring.h), until `measure(None)`.
 
-    After each graph `called` receives, for each backend, the names of its buffer type and device, and the bytes; an
-    exception of it is printed and dropped.  For dry runs, in a process of their own: nothing can be computed meanwhile.
+    After each graph `called` receives a list: for each backend the names of its buffer type and device, and the bytes.
+    Its exceptions are printed and dropped.  For dry runs, in a process of their own: nothing can be computed meanwhile.
     """
     global _measured
     _measured = called
@@ -299,7 +299,7 @@ def last_error():
 
 
 def unsupported():
-    """Why a loaded library is not supported, so that its own allocator is used; None: all are."""
+    """Why a loaded library is not supported, so that its own allocator is used; None: all libraries are supported."""
     cdef const char *why = gh_unsupported()
     return None if why == NULL else why.decode()
 
@@ -312,8 +312,8 @@ cdef list _numbers(const an_integer *at, int32_t n):
 cdef bint _is_shown_as_bytes(const gs_graph_arrays *a, int32_t id):
     """Whether a `Graph` cannot have the layout of tensor `id`, or of its root.
 
-    Its type exists in ggml only; or it is computed and not contiguous.  Such are copies that ggml's scheduler makes of
-    views: a copy has the view's strides, and all bytes from its first to its last element are written.
+    The type exists in ggml only; or the tensor is computed and not contiguous, such as a copy that ggml's scheduler
+    makes of a view: it has the view's strides, and all bytes from its first to its last element are written.
     """
     cdef const gs_layout *layout = &a.layout[a.view_src[id] if a.view_src[id] >= 0 else id]
     return (gh_api.type_name(a.layout[id].type) == NULL or gh_api.type_name(layout.type) == NULL
@@ -347,7 +347,7 @@ cdef dict _tensor_of(const gh_plan_view *view, int32_t id, dict names):
 
 
 cdef dict _residents(const gh_plan_cache *c, const gh_plan_view *view):
-    """{tensor: (usage, backends that read it, the owner first)} of tensors that had memory of their own."""
+    """{id: (usage, backends that read it, the resident backend first)} of each resident tensor."""
     cdef const gh_problem *q = &view.of.problem
     cdef bint some = c.key.is_scheduler
     cdef int32_t i, b
@@ -358,7 +358,7 @@ cdef dict _residents(const gh_plan_cache *c, const gh_plan_view *view):
 
 
 cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
-    """(Whether the backend of tensor `id` supports it, the bytes that it takes there; 0: no more than its own.)"""
+    """(Whether the backend of tensor `id` supports it; the bytes that the tensor takes there, 0 if only its own.)"""
     cdef const gs_plan *p = &view.plan
     cdef int32_t n = p.n_tensors, arena = p.arena_of[id]
     cdef int64_t nbytes = view.nbytes[<int64_t>arena * n + p.like[id]] if arena >= 0 else 0
@@ -368,8 +368,8 @@ cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
 
 
 cdef dict _backend(const gh_plan_cache *c, int b, list sizes, dict names):
-    """Backend number b, as `recorded_backends` takes it; `sizes`: of the planned buffers, which may exceed the largest,
-    because a tensor that is larger than that has a buffer of its own."""
+    """Backend number b, as `recorded_backends` takes it.  `sizes`: bytes of the planned buffers.  One may exceed the
+    backend's largest buffer size, because a tensor that is larger than that has a buffer of its own."""
     cdef const gh_arena *pool = &c.pool[c.pool_of[b]]
     cdef int64_t most = gh_max_buffer(pool.max_size)
     return {"name": c.name[b].decode(errors="replace"), "alignment": pool.alignment,
@@ -400,8 +400,8 @@ def last_planned():
     """For each graph allocator and scheduler of the process that has planned a graph, oldest first: its last plan.
 
     Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
-    `recorded_backends` takes them; `is_scheduler`; `stock`, for each backend the bytes that ggml's own buffer would have
-    (None where nothing was compared).
+    `recorded_backends` takes them; `is_scheduler`; and `stock`, for each backend the bytes that ggml's own buffer would
+    have (None where nothing was compared).
     """
     return _of_plan_caches(_append_last_planned)
 
@@ -411,8 +411,8 @@ cdef object _append_last_planned(gh_plan_cache *c, list found):
 
 
 def largest_planned():
-    """For each graph allocator and scheduler of the process, oldest first: the plan that takes the most bytes, for which
-    its buffers are as large as they are; as dicts like those of `last_planned`."""
+    """For each graph allocator and scheduler of the process, oldest first: the plan that takes the most bytes, which
+    decides how large the buffers are.  Plans are dicts like those of `last_planned`."""
     return _of_plan_caches(_append_largest_planned)
 
 
@@ -442,9 +442,9 @@ cdef void _report_release(gh_plan_cache *c) noexcept with gil:
 
 
 def watch_releases(called):
-    """Let `called` receive the largest plan of each allocator and scheduler that is freed, until `watch_releases(None)`.
+    """Let `called` receive the largest plan of each allocator and scheduler that is freed; None: no longer.
 
-    The plan is a dict as of `largest_planned`; an exception of `called` is printed and dropped.
+    The plan is a dict like those of `largest_planned`; exceptions of `called` are printed and dropped.
     """
     global _released
     _released = called

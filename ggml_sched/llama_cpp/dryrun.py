@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["DryRun", "DryRunError", "Piece", "Resident", "compute_of", "dry_run"]
 
 ALIGNMENT = 128
-"""Bytes: every tensor on an imitated device is at a multiple of them, as with CUDA."""
+"""Bytes: every address of a tensor on an imitated device is a multiple of them, as with CUDA."""
 ERROR, WARNING = 4, 3
 """llama.cpp's levels of messages."""
 LAST_WORDS = 600
-"""Characters of llama.cpp's messages that an error keeps."""
+"""The most characters of llama.cpp's messages that an error repeats: the last ones."""
 
 
 class DryRunError(BackendError):
@@ -54,7 +54,7 @@ class DryRunError(BackendError):
 
 @dataclass(frozen=True)
 class Resident:
-    """A weight, or a cache or state, and the buffer type that llama.cpp chose for it."""
+    """A weight, a cache, or a state of a recurrent layer, and the buffer type that llama.cpp chose for it."""
 
     name: str
     kind: str
@@ -96,7 +96,7 @@ class DryRun:
     pieces: tuple[Piece, ...]
     """Buffers of weights, caches and results: the same at every level."""
     compute: Mapping[str, tuple[Piece, ...]]
-    """{level: compute buffers}."""
+    """{level of the hook: compute buffers}."""
     devices: tuple[str, ...]
     version: str
     """The version of llama-cpp-python."""
@@ -142,7 +142,7 @@ class DryRun:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> DryRun:
-        """The run of `to_dict`."""
+        """The DryRun from which `to_dict` made these values."""
         return DryRun(values["path"], values["settings"], graph_from_dict(values["prompt"]),
                       graph_from_dict(values["token"]),
                       tuple(Resident(**{**one, "ne": tuple(one["ne"])}) for one in values["residents"]),
@@ -177,10 +177,10 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
     `n_ctx`, `n_ubatch`, `n_seq_max`, `n_gpu_layers`, `tensor_split`, `type_k`, `flash_attn` (True, False, "auto"),
     `override_tensor` ({regular expression: device}), ...
 
-    `devices`: instead of the devices that llama.cpp finds here, those that it is to see beside the CPU: a name, a pair
-    of name and bytes, or a `Device` each; hosts among them are left out.  They support what the CPU supports; sizes of
-    tensors are not padded as some real devices pad them.  `pipeline`: they have events, as CUDA's do.  `deadline`:
-    seconds after which the process is stopped.
+    `devices`: imitated devices, which llama.cpp sees beside the CPU instead of those of this machine: a name, a pair of
+    name and bytes, or a `Device` each; hosts among them are left out.  They support what the CPU supports, and do not
+    pad tensors as some real devices do.  `pipeline`: whether they have events, as CUDA's do.  `deadline`: seconds after
+    which the process of the dry run is killed.
 
     Raises DryRunError with llama.cpp's last message if it refuses, aborts or exceeds the deadline; TypeError and
     ValueError for settings that it does not have; FileNotFoundError without the file.
@@ -206,8 +206,8 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
 
 
 def compute_of(path: str | os.PathLike[str], **settings: object) -> Callable[[Any], dict[str, int]]:
-    """A function that returns {device: bytes of its compute buffers} of an unmodified llama.cpp for a `Stock`: the
-    argument `compute` of `Fit.llama_cpp`, which then keeps the budgets to the byte.
+    """A function that returns, for a `Stock`, {device: bytes of its compute buffers} of an unmodified llama.cpp.  Given
+    it as argument `compute`, `Fit.llama_cpp` keeps the budgets to the byte.
 
     `settings` are those of `dry_run` that a `Stock` does not have.  Raises what `dry_run` raises.
     """
@@ -240,10 +240,10 @@ def _described(devices: Iterable[object]) -> list[tuple[str, int, int]]:
 
 
 def _start(folder: str, deadline: float) -> tuple[int | None, str]:
-    """Run the process; its exit status, None after the deadline, and what it printed to stderr."""
+    """Run the process of a dry run.  Returns its exit status, None if the deadline has passed, and its stderr."""
     packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     path = os.pathsep.join([packages, *filter(None, sys.path)])
-    # A backtrace by a debugger, which ggml starts when it aborts, takes seconds.
+    # GGML_NO_BACKTRACE: a backtrace, for which an aborting ggml starts a debugger, takes seconds.
     environment = os.environ | {"GGML_SCHED": "alloc", "GGML_NO_BACKTRACE": "1", "PYTHONPATH": path,
                                 "PYTHONSAFEPATH": "1"}
     with open(os.path.join(folder, "stderr"), "w+", encoding="utf-8", errors="replace") as printed:
@@ -264,7 +264,8 @@ def _start(folder: str, deadline: float) -> tuple[int | None, str]:
 
 
 def _failure(path: str, log: Path, status: int | None, printed: str, deadline: float) -> DryRunError:
-    """The error of a process that did not succeed, with llama.cpp's assertion, its errors, warnings, or Python's."""
+    """The error of a process that did not succeed, with llama.cpp's assertion, else its last errors, else its last
+    warning, else the last line of stderr."""
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     errors, warnings = ([line[2:] for line in said if line.startswith(f"{level} ")] for level in (ERROR, WARNING))
     lines = [line.strip() for line in printed.splitlines() if line.strip()]

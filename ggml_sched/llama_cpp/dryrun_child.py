@@ -3,8 +3,8 @@
     python -m ggml_sched.llama_cpp.dryrun_child JOB
 
 JOB is a file of JSON that dryrun.py wrote: `path`, `settings`, `devices` (None or [name, bytes, alignment] each),
-`pipeline`, `result`: the file that is written last, and `log`: the file that has llama.cpp's messages so far, so that
-they are there when llama.cpp aborts.  Nothing else of the machine is changed.
+`pipeline`, `deadline` in seconds, `result`: the file that is written last, and `log`: the file to which each message of
+llama.cpp's is written at once, so that it is there when llama.cpp aborts.  Nothing else of the machine is changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WEIGHTS = 1
 PROPERTIES = 256
 """More bytes than ggml's struct of a device's properties has."""
 FROM_HOST_POINTER = 50
-"""The offset, in ggml's struct of a device's properties, of the flag whether it makes buffers over existing memory."""
+"""The offset, in ggml's struct of a device's properties, of the flag for making buffers over existing memory."""
 
 
 class Ggml:
@@ -44,7 +44,7 @@ class Ggml:
         for library in self._all:
             found = getattr(library, name, None)
             if found is not None:
-                # A new function object: the library's is shared by all code that looks it up, with its types.
+                # A function object of our own: the library's, with its types, is shared by all code that looks it up.
                 pointer = ctypes.cast(found, ctypes.c_void_p).value or 0
                 return ctypes.CFUNCTYPE(result, *arguments)(pointer)
         raise AttributeError(f"no library of ggml's has {name}")
@@ -110,8 +110,8 @@ class Opened:
             raise SystemExit("llama.cpp did not open the model")
 
     def contexts(self) -> dict[str, Any]:
-        """The measurements of one context by each level, as plain values: {level: bytes}, the graphs, and the tensors
-        of the caches."""
+        """Open a context at each level, and measure it.  Returns plain values: the bytes of compute buffers by level,
+        and from level "sched" two graphs, the tensors of weights and caches, and the buffers of results."""
         api, library = self.api, hook()
         params = self.parameters.context(api.llama_model_n_ctx_train(self.model))
         weights = {row[0] for row in library.simulated_tensors()}
@@ -211,7 +211,7 @@ def run(job: dict[str, Any], log: IO[str]) -> dict[str, Any]:
 
 
 def map_weights(opened: Opened, path: str, pairs: list[dict[str, Any]]) -> None:
-    """Replace the bytes of weights that llama.cpp leaves in the mapped file by those of the mapping."""
+    """For weights that llama.cpp leaves in the mapped file, replace their buffers' bytes by those of the mapping."""
     parts = opened.parts(path)
     for pair in pairs:
         handle = opened.devices.get(pair["device"])
@@ -225,12 +225,12 @@ def map_weights(opened: Opened, path: str, pairs: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    # Should the parent be killed, this process ends by itself.
+    # If the parent is killed, this process ends by itself.
     signal.alarm(int(job["deadline"]) + 2)
     with open(job["log"], "w", encoding="utf-8") as log:
         found = run(job, log)
         Path(job["result"]).write_text(json.dumps(found), encoding="utf-8")
-    # llama.cpp's own end is not waited for: the system takes back all that the process had.
+    # Ends without freeing what llama.cpp has opened, which takes time: the system takes it back.
     os._exit(0)
 
 

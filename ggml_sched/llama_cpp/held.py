@@ -15,11 +15,11 @@ class Held:
     caches: int = 0
     """Caches of attention, and states of recurrent layers."""
     compute: int = 0
-    """Buffers of graphs."""
+    """Compute buffers, which hold the tensors that graphs compute."""
     work: int = 0
     """Buffers for logits and embeddings that computes return."""
     mapped: int = 0
-    """Bytes of `weights` that are pages of the model's file, which the system reads and drops as it likes."""
+    """Bytes of `weights` that are pages of the mapped file, which the system reads when needed and may drop."""
 
     @property
     def total(self) -> int:

@@ -1,9 +1,9 @@
 """Devices for llama.cpp that this machine does not have: they have a size and buffers, and compute nothing.
 
-Made of ggml's structs by ctypes, as 0.15 and 0.25 lay them out, in the process of a dry run: nothing is computed and no
-memory is taken.  A device supports the ops that the CPU supports, and reads its own buffers alone.  With `pipeline` it
-computes asynchronously and has events, as CUDA's do: llama.cpp then overlaps the parts of a batch on several devices,
-which takes more compute memory.
+They are ggml's structs, made by ctypes as versions 0.15 and 0.25 of ggml lay them out, in the process of a dry run.  A
+device supports the ops that the CPU supports, and reads its own buffers alone.  With `pipeline` it claims to compute
+asynchronously and to have events, as CUDA's devices do: llama.cpp then overlaps the parts of a batch on several
+devices, which takes more compute memory.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _Properties(ctypes.Structure):
 
 
 class Imitated:
-    """One device: its name, its bytes, and the alignment of tensors in its buffers.  `handle` and `buffer_type` are the
-    addresses of ggml's structs, which exist as long as this object."""
+    """One device, with a name, its bytes of memory, and an alignment of tensors.  `handle` and `buffer_type` are the
+    addresses of its structs of a device and of a buffer type, which exist as long as this object."""
 
     def __init__(self, base: ctypes.CDLL, cpu: int, registry: int, name: str, memory: int, alignment: int,
                  pipeline: bool) -> None:
@@ -70,7 +70,7 @@ class Imitated:
         self._device, self._type = _Device(), _Type()
         self.handle: int = ctypes.addressof(self._device)
         self.buffer_type: int = ctypes.addressof(self._type)
-        # The CPU's own function, not a call of Python: a scheduler makes some ten queries for each node.
+        # The CPU's own function; one in Python would be slow, because schedulers make some ten queries for each node.
         supports_op = (P * (SUPPORTS_OP + 1)).from_address(cpu)[SUPPORTS_OP]
         get_label = self._slot(P, lambda of: label, P)
         ignore = self._slot(None, lambda of, event: None, P, P)
@@ -122,7 +122,7 @@ class Imitated:
 
 
 def imitate(base: ctypes.CDLL, cpu: int, devices: Sequence[tuple[str, int, int]], pipeline: bool) -> list[Imitated]:
-    """The devices of these (name, bytes, alignment); `base` is ggml's base library, `cpu` the address of its CPU
+    """Make a device of each (name, bytes, alignment).  `base` is ggml's base library, `cpu` the address of its CPU
     device."""
     made: list[Imitated] = []
     registry, kept = _Registry(version=2), []

@@ -43,9 +43,9 @@ def install(level: str | None = None) -> str:
     """Load the hook, so that a ggml that is loaded from now on uses our planner.  Returns the level that is installed.
 
     `level`: one of LEVELS; None: the level that is installed, else that of GGML_SCHED in the environment, else "alloc".
-    If another level is installed, schedulers that are made from now on have the new one.  HookError if nothing is
-    installed and a library of ggml's is loaded already, on macOS and Windows, or for "off" when something is installed;
-    ValueError for an unknown level.
+    If another level is installed, schedulers that are made from now on have the new one.  HookError if a library of
+    ggml's was loaded before the hook, on macOS and Windows, and for "off" when something is installed; ValueError for
+    an unknown level.
     """
     chosen = (os.environ.get(VARIABLE) or "alloc") if level is None else level
     if chosen not in LEVELS:
@@ -76,7 +76,7 @@ def install(level: str | None = None) -> str:
         finally:
             sys.setdlopenflags(flags)
         _hook.schedule(chosen == "sched")
-        if not any(isinstance(finder, _Watch) for finder in sys.meta_path):     # one is there after an interrupt
+        if not any(isinstance(finder, _Watch) for finder in sys.meta_path):     # an interrupted call may have left one
             sys.meta_path.insert(0, _Watch())
         _installed.update(hook=_hook, level=chosen)
     return chosen
@@ -138,8 +138,8 @@ def compare(on: bool = True) -> None:
 def saved() -> dict[str, int]:
     """{buffer type: bytes} by which the compute buffers of `compute_buffers` are smaller than ggml's own would be.
 
-    Of the open contexts that were made after `compare()`; at level "sched" of those with one backend, because with
-    several ggml's scheduler would split graphs otherwise.  HookError if there are none.
+    Counts the open contexts that were made after `compare()`; at level "sched" only those with one backend, because
+    with several ggml's scheduler would make other splits.  HookError if there are no such contexts.
     """
     compared = [(name, stock - nbytes) for name, nbytes, stock, _ in hook().buffers() if stock is not None]
     if not compared:
@@ -169,10 +169,10 @@ def loaded_bases() -> list[str]:
 def check() -> None:
     """Raise HookError unless the calls of every ggml that is loaded reach the hook.
 
-    Makes a scheduler of the CPU with each library: that makes an allocator, which the hook counts if the call reaches
-    it.  A library without a loaded CPU backend, or whose file was replaced since, is not checked.  HookError also if
-    the structs of a library differ from the supported ones, because it then keeps its own allocator, and if no ggml is
-    loaded: nothing can be checked then.
+    Makes a scheduler of the CPU with each library: the scheduler makes an allocator, which the hook counts if the call
+    reaches the hook.  A library without a loaded CPU backend, or whose file was replaced since, is not checked.
+    HookError also if a library's structs are not as expected, so that it keeps its own allocator; and if no ggml is
+    loaded, because nothing can be checked then.
     """
     library = hook()
     bases = loaded_bases()
@@ -234,7 +234,7 @@ def _cpu_backend(folder: str) -> tuple[int, Callable[[int], None]] | None:
 
 
 class _Watch:
-    """An import finder that has `check` called once a client was imported: calls that miss the hook cause a warning."""
+    """An import finder that lets `check` run when a client has been imported: its error becomes a warning."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
@@ -242,13 +242,13 @@ class _Watch:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            # Of this loader alone, which find_spec has just made.
+            # This changes no other import: find_spec has just made this loader.
             spec.loader.exec_module = _checked(spec.loader.exec_module)  # type: ignore[assignment, method-assign]
         return spec
 
 
 def _checked(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """A loader's `exec_module` that calls `check` once the module was executed."""
+    """A loader's `exec_module` that executes a module, then calls `check`, and warns if that raises HookError."""
 
     def exec_module(module: ModuleType) -> None:
         execute(module)

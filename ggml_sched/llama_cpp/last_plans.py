@@ -1,7 +1,7 @@
 """The last plans for llama.cpp, as `Plan`s.
 
-The hook keeps the graph and the plan of each allocator's and scheduler's last call.  Here they become the values that
-this package's planner makes: a `Graph` of the same tensors, and a `Plan` with backends without memory, which answer
+The hook keeps the graph and the plan of each allocator's and scheduler's last call.  Here both become the values that
+this package's planner makes: a `Graph` of the same tensors, and a `Plan` whose backends have no memory, and answer
 support queries as ggml's backends did.
 """
 

@@ -34,9 +34,9 @@ class DeviceMemory(Held):
     capacity: int | None = None
     """Bytes that the device has; None: it does not say."""
     unaccounted: int | None = None
-    """Bytes that are in use and in none of these buffers, at least 0: of a device those of other processes, of its
-    driver and of libraries; of the host the memory that this process has touched beyond its buffers, Python's and
-    ggml's work memory of computes included."""
+    """Bytes that are in use and in none of these buffers, at least 0.  Of a device: those of other processes, of its
+    driver and of libraries.  Of the host: memory that this process has touched outside of its buffers, such as Python's
+    and ggml's work memory of computes."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def kind_of(usage: int, first: str) -> str:
         return "weights" if usage == WEIGHTS else "compute"
     if not first:
         return "work"
-    # Adapters have no usage, and their tensors the names of the weights that they change.
+    # Buffers of adapters have no usage; their tensors have the names of the weights that they change.
     return "weights" if re.search(r"\.(weight|bias)\b", first) else "caches"
 
 

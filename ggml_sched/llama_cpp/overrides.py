@@ -1,4 +1,4 @@
-"""`overriding`: arguments that `llama_cpp.Llama` does not have, for the models that it opens in a with statement."""
+"""`overriding`: in a with statement, gives models that `llama_cpp.Llama` opens two settings that `Llama` lacks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["overriding"]
 
 @contextmanager
 def overriding(override_tensor: Mapping[str, str], devices: Sequence[str] = ()) -> Iterator[None]:
-    """Give models that `llama_cpp.Llama` opens meanwhile buffer types for their tensors, as `-ot` does.
+    """Give models that `llama_cpp.Llama` opens meanwhile buffer types for their tensors, as llama.cpp's `-ot` does.
 
     `override_tensor`: {regular expression: name of a device}; the first that matches a tensor's name counts.
-    `devices`: the devices to use, in this order, as with `--device`; none: all.  Names are llama.cpp's: "CPU", "CUDA0".
+    `devices`: the devices to use, in this order, as with `--device`; (): all.  Names are llama.cpp's: "CPU", "CUDA0".
     Other threads must not open models meanwhile.  ValueError for a name that no device has.
     """
     import llama_cpp.llama_cpp as api

@@ -1,7 +1,7 @@
-"""Settings by name, those of `llama_cpp.Llama`, as llama.cpp's structs of parameters.
+"""Turns settings with the names of `llama_cpp.Llama`'s arguments into llama.cpp's structs of parameters.
 
 Owns the names: `check_settings` refuses others before a process is started.  A setting that `Llama` lacks has the name
-of its field in llama.cpp's struct.  This module imports llama_cpp only where a function is given it.
+of its field in llama.cpp's struct.  This module does not import llama_cpp: `Parameters` is given the module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ WITHOUT_EFFECT = ("n_threads", "n_threads_batch", "seed", "verbose", "no_perf", 
 
 
 def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings with defaults and without those that have no effect; TypeError for a name that none has."""
+    """The settings with defaults and without those that have no effect.
+
+    TypeError for an unknown name, ValueError for a value that is not allowed.
+    """
     known = {*MODEL, *CONTEXT, *WITHOUT_EFFECT}
     for name in settings:
         if name not in known:

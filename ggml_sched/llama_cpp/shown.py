@@ -19,15 +19,15 @@ from ggml_sched.view.page import Shown, needs_bokeh, page
 __all__ = ["showing"]
 
 _MOST = 16
-"""The most tabs: those of the last allocators."""
+"""The most tabs of a page; of more allocators and schedulers the last ones are shown."""
 
 
 @contextmanager
 def showing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write the page when the block ends, also by an exception.
+    """Write the page to the file `path` when the block ends, also by an exception.
 
-    Raises at once: Error without the extra `view`, HookError if nothing is installed.  A block in which nothing was
-    planned raises HookError, unless it raised itself.
+    Raises at once: Error without the extra `view`, HookError if nothing is installed.  Raises HookError at the end of a
+    block in which nothing was planned, if the block raised nothing.
     """
     needs_bokeh()
     compare()

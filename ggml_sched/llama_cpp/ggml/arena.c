@@ -49,7 +49,7 @@ bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32
     a->chunk = chunks;
     for (; a->n_chunks < n_chunks; a->n_chunks++) {
         gh_chunk *chunk = &chunks[a->n_chunks];
-        /* ggml gives a buffer of no bytes without a call of the device. */
+        /* A dry arena has buffers of no bytes, which ggml makes without calling the device. */
         chunk->buffer = lib->backend_buft_alloc_buffer(a->buft, atomic_load(&is_dry) ? 0 : (size_t)chunk->nbytes);
         if (chunk->buffer == NULL) {
             if (lib->log_internal != NULL) {

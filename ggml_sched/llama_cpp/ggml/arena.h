@@ -27,7 +27,7 @@ typedef struct gh_places {
 
 typedef struct gh_arena {
     void *buft;             /* ggml's buffer type                                                   */
-    unsigned char interface[GH_BUFT_INTERFACE]; /* a copy of its functions, part of a cache's key (gh_arena_init) */
+    unsigned char interface[GH_BUFT_INTERFACE]; /* copy of its functions: a part of a cache's key (gh_arena_init) */
     size_t alignment;
     size_t max_size;        /* bytes that one buffer may have at most; SIZE_MAX: no limit           */
     gh_chunk *chunk;
@@ -76,9 +76,10 @@ void gh_arena_init(gh_arena *a, const gh_ggml *lib, void *buft);
 /* Whether the arena has at least n buffers, and buffer i has at least nbytes[i] bytes. */
 bool gh_arena_fits(const gh_arena *a, const int64_t *nbytes, int32_t n);
 
-/* Replace the buffers by at least n, of which buffer i has nbytes[i] bytes; none is smaller than the old one, so that
- * what was reserved before still fits.  The old ones are freed first: a device may not have memory for both.  False:
- * the device refused, and the arena is empty then; or there is no host memory. */
+/* Replace the buffers by at least n, of which buffer i has nbytes[i] bytes, or as many as the old one had if those are
+ * more: what was reserved before still fits.  The old buffers are freed first, because a device may not have memory for
+ * both.  False: the device refused, and the arena is empty then; or there is no host memory, and nothing has
+ * changed. */
 bool gh_arena_grow(gh_arena *a, const gh_ggml *lib, const int64_t *nbytes, int32_t n);
 
 /* Whether some buffer of the n arenas has an init_tensor function, which must be called for each tensor placed in it.

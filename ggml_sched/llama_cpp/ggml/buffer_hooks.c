@@ -1,9 +1,9 @@
 /* ggml_sched/llama_cpp/ggml/buffer_hooks.c -- the functions that buffers and buffer types may lack.  See library.h.
  *
- * ggml calls init_tensor and get_alloc_size where they exist.  Where we know the offsets of their pointers, we see
- * whether they exist and save two calls into the library for each tensor of each graph.  To find the offsets, the
- * library is given a buffer type of ours, and a buffer, in which every function pointer is a function that records its
- * own index. Invariant: where an offset is not found, the function is assumed to exist.
+ * ggml calls init_tensor and get_alloc_size where they exist.  With the offsets of their pointers we see whether they
+ * exist, which saves two calls into the library for each tensor of each graph.  To find the offsets, the library is
+ * given a buffer type of ours, and a buffer, in which every function pointer is a function that records its own index.
+ * Invariant: where an offset is not found, the function is assumed to exist.
  */
 #define _GNU_SOURCE
 #include "library.h"

@@ -1,9 +1,9 @@
 /* ggml_sched/llama_cpp/ggml/inplace.h -- which sources of an op ggml's kernels accept as destination.
  *
  * ggml computes a node in place of any source of the same layout, for the ops of its list (ggml_op_can_inplace).  This
- * table allows less, because a kernel that reads a source elsewhere than it writes would read what it has overwritten:
- * either source of elementwise ops of two sources; for other ops only the source that the kernel reads in step with its
- * writes.  An op must also be in the library's own list, where the library exports that.
+ * table allows less, because a kernel that reads a source elsewhere than it writes would read what it has overwritten.
+ * Of an elementwise op of two sources it allows either; of other ops only the source that the kernel reads in step with
+ * its writes.  An op must also be in the library's own list, where the library exports that.
  */
 #ifndef GGML_SCHED_LLAMA_CPP_GGML_INPLACE_H
 #define GGML_SCHED_LLAMA_CPP_GGML_INPLACE_H

@@ -22,7 +22,8 @@ static struct {
 
 static const char *const key_name = "ggml_backend_buft_alloc_buffer";
 
-/* Look up all functions of GH_FUNCTIONS in the library, and note one that is missing as the reason not to serve it. */
+/* Look up all functions of GH_FUNCTIONS in the library.  The name of a missing one is stored as the reason not to serve
+ * the library. */
 static void find_functions(gh_ggml *lib)
 {
     static const struct {
@@ -48,8 +49,9 @@ static void find_functions(gh_ggml *lib)
 /* -- finding --------------------------------------------------------------------------------------------------- */
 
 /* A handle (of dlopen) of the loaded library that an address lies in, if that library has ggml's functions itself or
- * depends on one that has; else NULL.  NULL for the hook, too, although its functions have ggml's names: an address in
- * the hook is the caller's where a function of ggml's that the hook has called ends with a tail call. */
+ * depends on one that has; else NULL.  Also NULL for an address in the hook, although the hook's functions have ggml's
+ * names: such an address arrives as the caller's if the hook called ggml, and ggml's function ended with a tail
+ * call. */
 static void *handle_at(const void *address)
 {
     Dl_info info, own;
@@ -66,12 +68,13 @@ static void *handle_at(const void *address)
     return handle;
 }
 
-/* For dl_iterate_phdr: stop at a loaded library that is ggml's base library, with its handle in *out. */
+/* For dl_iterate_phdr: stop at a loaded library that is ggml's base library, and store its handle in *out. */
 static int visit(struct dl_phdr_info *info, size_t size, void *out)
 {
     void **found = out;
     (void)size;
-    /* Only libraries of this name are searched: dlsym in another would also find functions of those it depends on. */
+    /* Only libraries of this name are searched: dlsym also finds functions of the libraries that the searched one
+     * needs. */
     if (info->dlpi_name != NULL && strstr(info->dlpi_name, "ggml-base") != NULL) {
         *found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
         if (*found != NULL && dlsym(*found, key_name) == NULL) {
@@ -87,8 +90,8 @@ static void introspect(gh_ggml *lib, void *handle, const void *key)
     memset(lib, 0, sizeof *lib);
     lib->handle = handle;
     lib->key = key;
-    /* The parameter op_offload of ggml_backend_sched_new cannot be seen from outside.  ggml_opt_prepare_alloc was
-     * added in the same days of May 2025 as the parameter. */
+    /* Nothing shows whether ggml_backend_sched_new has the parameter op_offload, but ggml_opt_prepare_alloc was added
+     * at the same time, in May 2025. */
     lib->has_op_offload = dlsym(handle, "ggml_opt_prepare_alloc") != NULL;
     find_functions(lib);
     if (lib->unsupported == NULL) {

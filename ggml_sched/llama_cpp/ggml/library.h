@@ -2,8 +2,8 @@
  * numbers of ops and types, offsets of fields in its structs.
  *
  * The hook is neither linked with ggml nor compiled with its headers, so that it serves many versions.  A library is
- * found by an address inside of it, or inside of a library that needs it: that of the caller, or of a buffer type's
- * functions.  Its functions are looked up with dlsym, and it is probed once: whether tensors are as abi.h declares
+ * found by an address in it, or in a library that depends on it: the address of a buffer type's functions, or of the
+ * calling code.  Its functions are looked up with dlsym, and it is probed once: whether tensors are as abi.h declares
  * them, and where a graph has its leafs.  The results never change and stay for the life of the process, as ggml's
  * libraries do.
  */
@@ -35,8 +35,8 @@
 
 #define GH_UNKNOWN (-1)      /* instead of a function's offset: not found, and the function is assumed to exist */
 
-/* Room for what ggml_graph_view returns: a graph struct that is some nodes of another graph.  It is returned by value,
- * and its size depends on ggml's version: less than a third of these bytes in all versions. */
+/* Room for what ggml_graph_view returns: a graph struct that lists some consecutive nodes of another graph.  ggml
+ * returns it by value; its size depends on ggml's version, and is less than a third of these bytes in all versions. */
 typedef struct gh_part {
     char bytes[512];
 } gh_part;
@@ -156,10 +156,10 @@ enum gh_need { GH_OPTIONAL, GH_BY_SCHEDULER, GH_BY_BOTH };
     X(void *, backend_sched_get_tensor_backend, (void *sched, gx_tensor *tensor), GH_BY_SCHEDULER)
 
 typedef struct gh_ggml {
-    const void *key;            /* the address of one of its functions, by which it is recognised   */
-    void *handle;               /* the library's, as dlopen returns it                              */
+    const void *key;            /* address of one of the library's functions, by which it is recognised */
+    void *handle;               /* handle of the library, from dlopen                               */
     const char *unsupported;    /* why the library keeps its own allocator; NULL: ours serves it    */
-    const char *unsupported_scheduler; /* why it keeps its own scheduler; NULL: ours serves it      */
+    const char *unsupported_scheduler; /* why the library keeps its own scheduler; NULL: ours serves it */
 #define GH_X(result, name, parameters, need) result (*name) parameters;
     GH_FUNCTIONS(GH_X)
 #undef GH_X
@@ -179,8 +179,8 @@ typedef struct gh_ggml {
 /* The planner's C API.  The extension module _hook sets it before a client is loaded. */
 extern const gs_api *gh_api;
 
-/* The ggml library that belongs to one of these addresses, of buffer types or backends, or of the code that called us;
- * else one that the process has loaded; NULL: there is none.  Any thread. */
+/* The ggml library that one of these buffer types or backends comes from; else that of the code at the address
+ * `caller`; else one that the process has loaded; NULL: there is none.  Any thread. */
 const gh_ggml *gh_ggml_find(const void *caller, void *const *bufts, int n_bufts);
 
 /* gh_ggml_find for the address of the calling code alone.  Each thread caches the results. */
@@ -191,11 +191,12 @@ const gh_ggml *gh_ggml_of_caller(const void *caller);
 /* Map the library's numbers of ops and types to the planner's, and find which ops its kernels compute in place. */
 void gh_find_op_map(gh_ggml *lib);
 
-/* Find the offsets, in ggml's structs, of the pointers to the functions that buffers and buffer types may lack. */
+/* Find two offsets in ggml's structs: of the pointers to a buffer's init_tensor and to a buffer type's get_alloc_size,
+ * functions that may be absent. */
 void gh_find_buffer_hooks(gh_ggml *lib);
 
-/* Make tensors and a graph with the library, and check that every field that we use is where we expect it: the name of
- * what differs, or NULL.  Finds where a graph has its leafs. */
+/* Make tensors and a graph with the library, and check that every field that we use is where we expect it.  Returns the
+ * name of what differs; NULL: nothing does.  Also finds where a graph has its leafs. */
 const char *gh_probe(gh_ggml *lib);
 
 /* Find the offset of the unique id in a graph, which newer versions have. */
@@ -224,8 +225,8 @@ static inline gx_tensor **gh_graph_leafs(const gh_ggml *lib, const void *graph)
     return *(gx_tensor **const *)((const char *)graph + lib->at_leafs);
 }
 
-/* Whether the struct `of` has a function, or may have one: its pointer at offset `at` is not NULL, or `at` is unknown.
- */
+/* Whether a struct has, or may have, the function whose pointer is at offset `at`: it is not NULL, or `at` is
+ * GH_UNKNOWN. */
 static inline bool gh_has(const void *of, int at)
 {
     return at == GH_UNKNOWN || *(void *const *)((const char *)of + at) != NULL;

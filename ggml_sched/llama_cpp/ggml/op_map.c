@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Whether the text at an address lies in the same library as a function: such text is a name that it returned. */
+/* Whether a text lies in the same library as a function that returned its address: if so, the text is a name. */
 static bool is_of(const char *(*function)(int), const char *address)
 {
     Dl_info mine, found;

@@ -42,7 +42,8 @@ static const char *probe_tensor(const gh_ggml *lib, void *ctx)
 }
 
 /* Find the offsets of the leafs and of their number in ggml's graph struct, for which ggml exports no function.  Builds
- * a graph of two nodes and three leafs, and searches its bytes for these numbers and for an array of these leafs. */
+ * a graph of two nodes and three leafs, and searches the bytes of its struct for the numbers 2 and 3 and for a pointer
+ * to an array of these leafs.  Returns what was not found; NULL: all was found. */
 static const char *probe_graph(gh_ggml *lib, void *ctx)
 {
     gx_tensor *leaf[GH_PROBE_LEAFS], *x, *y;
@@ -67,7 +68,8 @@ static const char *probe_graph(gh_ggml *lib, void *ctx)
             break;
         }
     }
-    /* The pointer to the leafs follows that to the nodes, with up to two pointers between them that are NULL here. */
+    /* The pointer to the leafs comes after that to the nodes; up to two pointers between them are NULL in this
+     * graph. */
     for (size_t at = 16; lib->at_n_leafs != 0 && at < 64; at += sizeof(void *)) {
         gx_tensor **list;
         memcpy(&list, graph + at, sizeof list);

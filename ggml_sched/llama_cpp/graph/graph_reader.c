@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Views of views that are followed.  ggml lets a view name its root at once, so a chain this long is a cycle. */
+/* Most views of views that are followed.  ggml lets a view name its root directly, so a chain this long is a cycle. */
 #define GH_MAX_CHAIN 64
 #define GH_MAX_SRC 10
 /* How many nodes ahead of the one that is read are fetched into the processor's cache. */
@@ -113,15 +113,16 @@ static inline bool is_node(const gh_item *item)
     return item->node != GH_NOWHERE && item->op != GS_OP_NONE;
 }
 
-/* Whether a node is written by the client before the graph runs, in memory that the plan gives it. */
+/* Whether a tensor is an input node: a node that the client writes before the graph runs, in memory that the plan
+ * gives. */
 static inline bool is_input(const gh_item *item)
 {
     return item->role == GH_ROLE_PLACED && is_node(item) && item->tensor->flags & GH_FLAG_INPUT;
 }
 
-/* Choose the op with which a tensor appears in the planner's graph, and whether it is an alias: a view without an op, in
- * whose place its readers read the tensor that it views.  An op that the planner does not have, and a view that lacks
- * its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
+/* Choose the op with which a tensor appears in the planner's graph, and whether the tensor is an alias: a view without
+ * an op, in whose place its readers read the tensor that it views.  An op that the planner does not have, and a view
+ * that lacks its source, become GS_OP_CUSTOM, of which the planner assumes nothing. */
 static void classify(gh_reader *r, gh_item *item)
 {
     const gx_tensor *t = item->tensor;
@@ -245,7 +246,8 @@ static int wire_node(gh_reader *r, int32_t id, int32_t *n_src)
         put_src(r, n_src, s, k);
         last = k;
     }
-    /* The leaf that add_input_leafs adds for a node, which is then a view of it, is the node's last source. */
+    /* The last source of an input node is the leaf that add_input_leafs will add for it, -1 until then: the node
+     * becomes a view of that leaf. */
     if (is_input(&r->item[id])) {
         if (last + 1 >= GH_MAX_SRC) {
             return GS_BAD_ARGUMENT;
@@ -354,7 +356,8 @@ static int add_input_leafs(gh_reader *r)
         item->op = GS_OP_CUSTOM;
         r->src[r->src_begin[i + 1] - 1] = leaf;
     }
-    /* A node that is an input is now a view of its leaf.  Its views become views of the leaf: a root is no view. */
+    /* An input node is now a view of its leaf.  Views of the node become views of the leaf, because a root is no
+     * view. */
     for (int32_t i = 0; i < r->n && r->n_all > r->n; i++) {
         gh_item *item = &r->item[i];
         if (item->root >= 0 && item->root < r->n && r->item[item->root].root >= r->n) {
@@ -412,8 +415,8 @@ static int wire(gh_reader *r)
 int gh_reader_read(gh_reader *r, const gh_ggml *lib, void *graph)
 {
     int status = GS_NO_HOST_MEMORY;
-    /* The first attempt has room for 64 more tensors that the graph does not list than the graph before had, which is
-     * nearly always enough; the second for as many as the nodes can name. */
+    /* The first attempt has room for 64 tensors more than the graph read before had unlisted, which is nearly always
+     * enough; the second for as many unlisted tensors as the nodes can name. */
     for (int attempt = 0; attempt < 2 && status == GS_NO_HOST_MEMORY; attempt++) {
         status = start(r, lib, graph, attempt == 0 ? 64 + r->n_unlisted
                                                    : (int64_t)r->n_nodes * (GH_MAX_SRC + 3) + r->n_leafs + 64);

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-/* How far ahead of the compared tensor other tensors, and items of the signature, are fetched into the processor's
- * cache. */
+/* How many tensors, and how many items of the signature, are fetched into the processor's cache ahead of the compared
+ * one. */
 #define GH_AHEAD 6
 #define GH_ITEMS_AHEAD 24
 
@@ -80,14 +80,14 @@ void gh_signature_rebind(gh_signature *s, gh_signature *other)
     GH_SWAP(int32_t, s->room_tensor, other->room_tensor);
 }
 
-/* Whether the leafs and nodes of two graphs, which have equally many, have the same ids. */
+/* Whether the leafs and nodes that two graphs list have the same ids; both graphs list equally many. */
 static bool same_lists(const gh_signature *a, const gh_signature *b)
 {
     const int32_t *v = a->wiring->listed, *w = b->wiring->listed;
     return v == w || (v != NULL && w != NULL && gh_same(v, w, (int64_t)a->n_leafs + a->n_nodes, sizeof *v));
 }
 
-/* Whether two plain signatures have equal wirings, apart from the kinds of memory. */
+/* Whether two signatures are plain and have equal wirings, apart from gh_wiring.memory. */
 static bool same_items(const gh_signature *a, const gh_signature *b)
 {
     const gh_wiring *v = a->wiring, *w = b->wiring;
@@ -149,8 +149,8 @@ void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descri
 
 /* -- the memory of a tensor ---------------------------------------------------------------------------------------- */
 
-/* Which of data and buffer a tensor has, as GH_HAS_* bits.  With full descriptors, those of schedulers, a view has
- * neither: our scheduler gives views their addresses itself, so what they have before does not count. */
+/* Which of data and buffer a tensor has, as GH_HAS_* bits.  `full`, under a scheduler: a view counts as having neither,
+ * because our scheduler gives views their addresses itself. */
 static inline int32_t memory_bits(const gx_tensor *t, bool full)
 {
     if (full && t->view_src != NULL) {
@@ -188,8 +188,7 @@ static inline uintptr_t memory_kind(buffer_kinds *b, const gx_tensor *t)
 
 /* -- filling ------------------------------------------------------------------------------------------------------- */
 
-/* The index of source k where an item's links and further sources are numbered in a row: two sources, the root, then
- * the further sources. */
+/* The index of source k in this sequence: an item's first two sources, its root, its further sources. */
 static inline int link_of_source(int k)
 {
     return k < GH_ROOT ? k : k + 1;
@@ -212,8 +211,9 @@ static int32_t *source_link(gh_wiring *w, gh_signature_item *item, int k)
     return &w->rest[(item->bits >> GH_REST_SHIFT) - 1][k - GH_ROOT];
 }
 
-/* Store the ids of the tensors that a tensor names: of an alias its own, where the planner's graph has the tensor that
- * it views.  The graph is not plain if one of these tensors has no id.  False without memory. */
+/* Store the ids of the tensors that tensor `id` names.  A source that is an alias is stored with the alias's own id,
+ * although the planner's graph has the viewed tensor there.  If a named tensor has no id, the graph is not plain.
+ * False without memory. */
 static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
 {
     const gx_tensor *t = s->tensor[id];
@@ -234,8 +234,8 @@ static bool take_links(gh_signature *s, const gh_reader *r, int32_t id)
     return true;
 }
 
-/* Store the ids of the leafs and nodes that a graph lists, if it lists some twice: those are, under ggml's scheduler,
- * inputs that it has copied several times.  False without memory. */
+/* Store the ids of the leafs and nodes that a graph lists, if it lists some twice: inputs that ggml's scheduler has
+ * copied several times.  False without memory. */
 static bool take_lists(gh_signature *s, const gh_reader *r)
 {
     const int32_t n = r->n_leafs + r->n_nodes;
@@ -295,8 +295,8 @@ bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_re
 
 /* -- comparing one tensor ------------------------------------------------------------------------------------------ */
 
-/* Add to *d the bits in which the addresses of the tensors that t names differ from those expected: named[id] for each
- * id that the item has. */
+/* Add to *d the bits in which the addresses of the tensors that t names differ from the expected addresses, which are
+ * named[id] for each id in the item's links. */
 static inline void compare_links(gh_difference *d, const gh_signature *s, gx_tensor *const *named,
                                  const gh_signature_item *item, const gx_tensor *t)
 {
@@ -332,7 +332,7 @@ static inline void compare_memory(gh_difference *d, const gh_signature *s, int32
     }
 }
 
-/* Whether t matches what the signature has for `id`: its descriptor, its memory, and that it names named[i] wherever
+/* Whether t has the descriptor and the memory that the signature has for `id`, and names the tensor named[i] wherever
  * the signature has the id i. */
 static inline bool matches_item(const gh_signature *s, int32_t id, const gx_tensor *t, gx_tensor *const *named,
                                 const gh_descriptor *descriptor, buffer_kinds *kinds, bool full)
@@ -355,8 +355,8 @@ typedef struct {
     int32_t n;
 } placing;
 
-/* Whether the signature's tensors with ids `first` to `stop` - 1 are unchanged, and are those that the graph has in
- * `listed`, in this order; NULL: the graph does not list them.  Writes addresses as gh_signature_match says. */
+/* Whether the signature's tensors with ids `first` to `stop` - 1 are unchanged, and are those of the array `listed`, in
+ * this order; `listed` NULL: only whether they are unchanged.  Writes addresses as gh_signature_match says. */
 static inline __attribute__((always_inline)) bool matches(const gh_signature *s, gx_tensor *const *listed,
                                                           int32_t first, int32_t stop, bool full, placing *to)
 {
@@ -539,8 +539,8 @@ static bool all_differ(gx_tensor *const *tensor, int32_t n)
 /* -- equal graphs, and graphs of the same wiring ------------------------------------------------------------------- */
 
 /* The number of the descriptor of t, whose counterpart in the base graph has descriptor `was`; -1: the two differ in
- * more than shape and parameters, or there is no memory.  Tensors that shared a descriptor mostly share one again, so
- * the last one that was found for `was`, latest[was], is tried before the hash table. */
+ * type, flags, op or sub-op, or there is no memory.  Tensors that shared a descriptor mostly share one again, so
+ * latest[was], the one found last for `was`, is tried before the hash table. */
 static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *latest, int32_t was, const gx_tensor *t)
 {
     int32_t found = latest[was];
@@ -554,8 +554,9 @@ static inline int32_t descriptor_after(gh_descriptors *descriptors, int32_t *lat
     return latest[was] = found;
 }
 
-/* Whether the graph whose listed tensors s has is of the wiring of `base`; fills in the tensors that it does
- * not list.  `latest` NULL: all descriptors must be those of `base`; else the graph's own become those of s. */
+/* Whether the graph whose listed tensors are in `s` has the wiring of `base`; fills in the tensors that the graph does
+ * not list.  `latest` NULL: all descriptors must be those of `base`; else `s` gets the graph's own descriptors, with
+ * `latest` as scratch (descriptor_after). */
 static bool matches_other(gh_signature *s, const gh_signature *base, int32_t *latest)
 {
     const gh_descriptor *descriptor = base->descriptors->descriptor;

@@ -23,7 +23,7 @@
  * gh_wiring.rest, or 0: the tensor has at most two sources. */
 #define GH_HAS_DATA 1
 #define GH_HAS_BUFFER 2
-#define GH_HAS_CONSTANT_DATA 4 /* a leaf with data, such as a weight: nothing else of it is compared */
+#define GH_HAS_CONSTANT_DATA 4 /* a leaf with data, such as a weight: only that it has data is compared */
 #define GH_REST_SHIFT 3
 
 typedef struct gh_signature_item {
@@ -36,10 +36,10 @@ typedef struct gh_signature_item {
 typedef struct gh_wiring {
     int32_t refs;
     gh_signature_item *item; /* [n] by id                                                           */
-    uintptr_t *memory;      /* [n] memory_kind of each tensor's buffer; NULL unless descriptors are full  */
+    uintptr_t *memory;      /* [n] memory_kind of each tensor's buffer: its type and usage; NULL under an allocator */
     int32_t *listed;        /* [n_leafs + n_nodes] ids of the leafs and nodes that the graph lists; NULL: each is
                              * listed once, and the ids are 0, 1, 2 ...                             */
-    int32_t (*rest)[GH_N_REST]; /* [n_rest] ids of sources after the first two, for tensors that have some */
+    int32_t (*rest)[GH_N_REST]; /* [n_rest] a row for each tensor of more than two sources: ids of the further ones */
     int32_t n_rest;
     int32_t room_rest;
 } gh_wiring;
@@ -50,7 +50,7 @@ typedef struct gh_signature {
     int32_t n_nodes;
     int32_t n_leafs;
     int32_t n_listed;       /* how many ids leafs and nodes have: n_leafs + n_nodes, less those listed twice */
-    bool plain;             /* the graph is plain (gh_reader.plain); otherwise there are no links: nothing matches */
+    bool plain;             /* the graph is plain (gh_reader.plain); if not, it has no links and nothing matches */
     gx_tensor **tensor;     /* [n] by id; [-1] is NULL, so that a link of -1 is compared like any other */
     int32_t *descriptor;    /* [n] by id: the number of the tensor's descriptor                     */
     gh_wiring *wiring;
@@ -62,31 +62,34 @@ typedef struct gh_signature {
 bool gh_signature_fill(gh_signature *s, gh_descriptors *descriptors, const gh_reader *r);
 
 /* Match a graph with a signature: true if it consists of the signature's own tensors, unchanged.  Meanwhile each tensor
- * with role[id] GH_ROLE_PLACED gets its address in `arenas`, because it is in the processor's cache just then.  If the
- * graph turns out not to match, these addresses are set to NULL again.  `role` NULL: no tensor gets an address. */
+ * with role[id] GH_ROLE_PLACED gets its address in `arenas` at `places`, because it is in the processor's cache just
+ * then.  If the graph turns out not to match, these addresses are set to NULL again.  `role` NULL: no tensor gets an
+ * address. */
 bool gh_signature_match(const gh_signature *s, void *graph, const gh_arena *arenas, const unsigned char *role,
                         gh_places places);
 
 /* Whether a graph of other tensors, as when the client built it anew, equals the signature's graph.  other->tensor
- * receives its tensors by id; nothing else of `other` is filled, and that array is overwritten even if it returns
- * false. */
+ * receives the graph's tensors by id, and is overwritten even if the result is false; nothing else of `other` is
+ * filled. */
 bool gh_signature_match_moved(const gh_signature *s, gh_signature *other, void *graph);
 
-/* Exchange the tensors of a signature with those of `other`, which gh_signature_match_moved has filled: from now on the
- * signature is that of the graph which was found equal. */
+/* Exchange the tensors of a signature with those of `other`, which gh_signature_match_moved has filled: the signature
+ * is then that of the graph which was found equal. */
 void gh_signature_rebind(gh_signature *s, gh_signature *other);
 
-/* If a graph has the wiring, ops and types of `base`, with any shapes, make `s` its signature; returns whether it has.
- * */
+/* Make `s` the signature of a graph if the graph has the wiring, ops and types of `base`, with any shapes.  Returns
+ * whether it has. */
 bool gh_signature_match_wiring(gh_signature *s, const gh_signature *base, void *graph);
 
 /* Whether two signatures are of graphs with the same wiring, ops and types. */
 bool gh_signature_same_wiring(const gh_signature *a, const gh_signature *b);
 
-/* Let `s` have the wiring of `other` in place of its own, if the two are equal; returns whether they are. */
+/* If `s` and `other` have equal wirings, let `s` share that of `other` in place of its own; returns whether they
+ * have. */
 bool gh_signature_share_wiring(gh_signature *s, const gh_signature *other);
 
-/* If there are many descriptors, remove those that none of these n signatures has, and renumber the rest in all n. */
+/* If there are many descriptors (gh_descriptors.n_kept), remove those that none of these n signatures has, and renumber
+ * the rest in all n signatures. */
 void gh_signatures_compact(gh_signature *const *s, int n, gh_descriptors *descriptors);
 
 /* Drop a signature's reference to its wiring.  The signature must be filled again before it is used. */

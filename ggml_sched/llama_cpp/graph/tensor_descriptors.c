@@ -40,8 +40,8 @@ static void fill_table(const gh_descriptors *descriptors, int32_t *bucket, uint3
     }
 }
 
-/* Make room for one more descriptor; the hash table has at least four times as many buckets as there is room for
- * descriptors. */
+/* Make room for one more descriptor.  The hash table has at least four buckets for each descriptor that there is room
+ * for. */
 static bool make_room(gh_descriptors *descriptors)
 {
     const int32_t room = descriptors->room > 0 ? descriptors->room + descriptors->room / 2 : 128;

@@ -28,9 +28,9 @@ typedef struct gh_descriptor {
 
 typedef struct gh_descriptors {
     const gh_ggml *lib;
-    bool full;              /* under a scheduler: all op parameters count, because support queries depend on them */
+    bool full;              /* under a scheduler: descriptors have all op parameters, as support queries need them */
     int32_t n;
-    int32_t n_kept;         /* while there are no more than these, none is removed: see GH_FEW_DESCRIPTORS */
+    int32_t n_kept;         /* descriptors are removed only when n is larger than this (GH_FEW_DESCRIPTORS) */
     int32_t room;
     gh_descriptor *descriptor;
     int32_t *bucket;         /* [mask + 1] hash table of descriptors: number + 1, or 0: empty        */
@@ -68,7 +68,7 @@ static inline gh_pair gh_differing(const void *a, const void *b, int n)
     return found;
 }
 
-/* Add to *d the bits in which a tensor differs from a descriptor; `full`: the parameters of any op count. */
+/* Add to *d the bits in which a tensor differs from a descriptor; `full`: whether all op parameters are compared. */
 static inline void gh_compare_descriptor(gh_difference *d, const gx_tensor *t, const gh_descriptor *f, bool full)
 {
     gh_pair counts;

@@ -11,7 +11,7 @@
 
 /* -- unbinding ---------------------------------------------------------------------------------------------------- */
 
-/* Take the address from a tensor that lies in one of our buffers: it may be another in the next allocation. */
+/* Remove the address of a tensor that lies in one of our buffers: the next allocation may give it another. */
 static void unplace(const gh_sched *s, gx_tensor *t)
 {
     if (t->buffer != NULL && gh_pools_own(s->cache, t->buffer)) {
@@ -58,14 +58,14 @@ static int32_t id_of_copy(const gh_sched *s, const gs_plan *v, int32_t c)
     return v->n_tensors + c;
 }
 
-/* The address of the pointer by which a node's tensor names a source that the node reads through a copy. */
+/* The element of a node's src that a read through a copy is about: it points to the source, and later to the copy. */
 static gx_tensor **source_at(const gh_plan_entry *e, const gh_read *read)
 {
     return &gh_entry_tensor(e, read->id)->src[read->slot];
 }
 
-/* Fill s->original: what each of the plan's copies is a copy of, then the views of these that nodes read, in the order
- * of the plan's reads.  False without memory. */
+/* Fill s->original: for each of the plan's copies the tensor that it copies, then those views of these tensors that
+ * nodes read, in the order of the plan's reads.  False without memory. */
 static bool list_originals(gh_sched *s, const gh_plan_entry *e)
 {
     const gh_plan *p = e->plan;
@@ -95,8 +95,9 @@ static bool has_originals(const gh_copies *copies, gx_tensor *const *original, i
     return has;
 }
 
-/* Let e->copies[0] be the copies of the originals in s->original: those of the last graph if they are of the same
- * originals, else those of the graph before it, which are overwritten.  False without memory. */
+/* Let e->copies[0] be the copies of the originals in s->original: those of the graph bound last, if its originals are
+ * the same; otherwise room for new ones, which replaces the copies of the graph bound before that.  False without
+ * memory. */
 static bool choose_copies(const gh_sched *s, gh_plan_entry *e)
 {
     gh_copies *copies = e->copies;
@@ -184,7 +185,7 @@ static bool make_copies(gh_sched *s, gh_plan_entry *e)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a node writes to this leaf, for example to a cache: it is a view of the leaf that computes something. */
+/* Whether a node writes to this leaf, for example to a cache: the node is a view of the leaf and computes something. */
 static bool is_written(const gh_plan *p, int32_t leaf)
 {
     for (int32_t i = 0; i < p->size.n_nodes; i++) {
@@ -221,7 +222,7 @@ static int32_t position_of(const gh_plan *p, int32_t i)
     return id < p->n ? p->node[id] : GH_NOWHERE;
 }
 
-/* Fill p->read.  False without memory. */
+/* Fill p->read: the sources that nodes read through copies.  False without memory. */
 static bool find_reads(gh_plan *p)
 {
     const gs_plan *v = &p->view;
@@ -242,8 +243,8 @@ static bool find_reads(gh_plan *p)
     return true;
 }
 
-/* The planner's graph lacks the nodes that are leafs to the planner, and has some that ggml's graph has not.  So the
- * planner's positions are translated to ggml's.  A split of added nodes alone is empty, and not counted. */
+/* Some of ggml's nodes are leafs in the planner's graph, and the planner's graph has nodes of its own, so the planner's
+ * positions are translated to ggml's.  A split with only the planner's own nodes is empty, and not counted. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
 {
     const gs_plan *v = &p->view;
@@ -264,7 +265,7 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
         p->split_at[i] = at < v->split_stop[i] ? position_of(p, at) : p->split_at[i + 1];
         p->n_splits += p->split_at[i] < p->split_at[i + 1];
     }
-    /* ggml's nodes before the first split, all leafs to the planner, become a part of the first split. */
+    /* ggml's nodes before the first split, which are leafs in the planner's graph, become a part of the first split. */
     for (int32_t i = 0, first = p->split_at[0]; i < v->n_splits && p->split_at[i] == first; i++) {
         p->split_at[i] = 0;
         if (p->split_at[i + 1] > first) {
@@ -275,7 +276,8 @@ bool gh_plan_find_splits(const gh_sched *s, gh_plan *p)
     return true;
 }
 
-/* Make s->part: a view of the graph for each split, which is what a backend computes.  False without memory. */
+/* Make s->part: for each split a graph that lists the split's nodes, which a backend computes.  False without
+ * memory. */
 static bool make_parts(gh_sched *s, const gh_plan *p, void *graph)
 {
     const int32_t n = p->view.n_splits;

@@ -28,7 +28,7 @@ void gh_compare(gh_plan_cache *c, const gh_plan_entry *e, void *graph)
     size_t nbytes[GH_MAX_BACKENDS];
     void *buft[GH_MAX_BACKENDS];
     int *ids = NULL;
-    /* With several backends ggml's scheduler would choose other splits and copies: it does not measure this graph. */
+    /* With several backends ggml's scheduler would make other splits and copies than ours: then nothing is measured. */
     if (!atomic_load(&compares) || lib->gallocr_reserve_n_size == NULL || (c->key.is_scheduler && c->n_backends > 1)) {
         return;
     }

@@ -43,8 +43,8 @@ static void wait_for_others(gh_sched *s, int b)
 
 /* -- splits -------------------------------------------------------------------------------------------------------- */
 
-/* Whether copy c exists once for each copy slot.  The copy of a weight exists once for all: then the event of this copy
- * slot is not enough to wait for, because a compute with another slot may still read the copy. */
+/* Whether copy c has memory of its own in each copy slot.  The copy of a weight has one memory for all slots: waiting
+ * for the event of this slot is not enough then, because a compute with another slot may still read the copy. */
 static bool has_several_copies(const gs_plan *v, int32_t c)
 {
     for (int32_t k = 0; k < v->n_slots; k++) {
@@ -55,7 +55,8 @@ static bool has_several_copies(const gs_plan *v, int32_t c)
     return false;
 }
 
-/* Copy input number `input` of the plan into the memory of the split's backend, once that backend is done with it. */
+/* Copy input number `input` of the plan into the memory of the split's backend, once that backend is done with the
+ * copy. */
 static void copy_input(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input)
 {
     const gs_plan *v = &e->plan->view;
@@ -85,9 +86,10 @@ static bool is_wanted(const gh_sched *s, gx_tensor *node)
     return s->callback != NULL && s->callback(node, true, s->callback_user);
 }
 
-/* Compute nodes first .. stop - 1 of a split; nothing once *stopped is true.  The client's callback is called as by
- * ggml: for each node, and it returns whether it wants the result.  Nodes up to the first that it wants are computed
- * together; then it is called with that node's result, and returns whether to go on: if not, *stopped becomes true. */
+/* Compute nodes first .. stop - 1 of a split; nothing if *stopped is true.  As in ggml, the client's callback is called
+ * for each node and returns whether it wants the node's result.  Nodes up to the first wanted one are computed
+ * together; then the callback is called with that result, and returns whether to go on: if not, *stopped becomes
+ * true. */
 static int run_range(gh_sched *s, int b, gh_part *part, int first, int stop, bool *stopped)
 {
     gx_tensor **nodes = s->lib->graph_nodes(part);
@@ -168,7 +170,7 @@ int gh_compute(gh_sched *s)
     const gh_plan_entry *e = s->current;
     const gs_plan *v = &e->plan->view;
     int32_t input = 0;
-    /* In the compute before this one backends may still read from each other what this one overwrites. */
+    /* Backends may still be in the compute before, and read from each other what this compute overwrites. */
     if (e->plan->waits && s->cache->key.overlaps) {
         gh_synchronize(s);
     }

@@ -17,7 +17,7 @@ typedef struct gh_gallocr {
     const gh_ggml *lib;
     gh_plan_cache *cache;
     int32_t n_bufts;
-    int32_t *arena_of;      /* [n_bufts] arena (a backend of the cache) of each; equal types share one */
+    int32_t *arena_of;      /* [n_bufts] by buffer id: the arena (a backend of the cache); equal types share one */
     signed char *chosen;    /* [n_nodes + n_leafs] arenas that the client chose for the graph reserved last; -1: none */
     int32_t n_nodes;        /* of the graph that `chosen` is for                                */
     int32_t n_leafs;        /* of the graph that `chosen` is for                                */
@@ -47,8 +47,8 @@ static bool take_demand(const void *owner, gh_plan_entry *e)
     return true;
 }
 
-/* The arena that the client chose for an id; -1: it is none of the allocator's.  A tensor that the graph does not list
- * goes to the arena of its first reader. */
+/* The arena that the client chose for an id; -1: the client named a buffer that the allocator does not have.  A tensor
+ * that the graph does not list goes to the arena of its first reader. */
 static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_reader *r, int32_t id)
 {
     const gh_item *item = &r->item[id];
@@ -61,7 +61,7 @@ static int32_t chosen_arena(const gh_gallocr *a, const gh_plan *p, const gh_read
     return item->reader != GH_NOWHERE && item->reader < p->n_nodes ? a->chosen[item->reader] : 0;
 }
 
-/* Fill in a problem the arena of each id, and which ids are resident, for the graph that was just read. */
+/* For the graph that was just read: fill problem->assigned, the arena of each id, and problem->resident. */
 static int collect_arenas(const gh_gallocr *a, const gh_plan *p, gh_problem *problem, gs_error *error)
 {
     const gh_reader *r = &a->cache->reader;
@@ -276,7 +276,8 @@ static size_t buffer_size(const gh_gallocr *a, int32_t id)
     return 0;
 }
 
-/* Reserve a graph in arenas without memory, or let ggml's own allocator measure it: measuring.h. */
+/* Measure a graph in a dry run (measuring.h): reserve it in arenas without memory, or let ggml's own allocator measure
+ * it. */
 static bool measure(gh_gallocr *a, const void *caller, void *graph, const int *node_ids, const int *leaf_ids)
 {
     size_t *sizes = gh_measured_bytes();

@@ -2,7 +2,7 @@
  *
  * A pool is the buffers of one type.  The planner gives every backend an arena of its own; backends with the same
  * buffer type share a pool, and their arenas are packed again as one, by the lifetimes of all their tensors, which
- * takes less memory than both side by side.  Where computes may overlap each backend has a pool of its own: the next
+ * takes less memory than arenas side by side.  Where computes may overlap each backend has a pool of its own: the next
  * compute of one backend may begin while another still reads.
  */
 #include "plan_cache.h"
@@ -88,8 +88,8 @@ static int32_t root_of(const gs_plan *v, int32_t id)
     return id;
 }
 
-/* Choose new offsets for everything in the arenas of a pool, as one arena.  Returns the bytes that it needs, -1 without
- * memory. */
+/* Pack the arenas of a pool as one: choose new offsets for everything in them.  until[id]: the last position at which
+ * the memory of an id is taken (extend_copies).  Returns the bytes that the arena needs, -1 without memory. */
 static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until)
 {
     const gs_plan *v = &p->view;
@@ -128,8 +128,8 @@ static int64_t pack_pool(const gh_plan_cache *c, gh_plan *p, int pool, const int
     return found;
 }
 
-/* Whether the arenas of a pool should be packed as one: several are in use, or some copy is taken longer than planned.
- * Not if an arena has several chunks, or if all together may be larger than the largest buffer. */
+/* Whether the arenas of a pool should be packed as one: several are in use, or (`extended`) some copy is taken longer
+ * than planned.  Not if an arena has several chunks, or if all together may be larger than the largest buffer. */
 static bool is_packed(const gh_plan_cache *c, const gh_plan *p, int pool, bool extended)
 {
     const gs_plan *v = &p->view;
@@ -180,8 +180,8 @@ static int32_t line_up(const gh_plan_cache *c, gh_plan *p, int pool, int32_t at)
     return at;
 }
 
-/* In a pool that is not packed again, give each copy that is taken longer than planned a buffer of its own, from
- * p->need[at] on.  Returns the index after the last. */
+/* In a pool that is not packed again, give each copy that is taken longer than planned (`until`) a buffer of its own,
+ * from p->need[at] on.  Returns the index after the last. */
 static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int32_t *until, int32_t at)
 {
     const gs_plan *v = &p->view;
@@ -200,7 +200,7 @@ static int32_t set_apart(const gh_plan_cache *c, gh_plan *p, int pool, const int
     return at;
 }
 
-/* Whether every tensor that the plan places, and every copy, has a place. */
+/* Whether every tensor that the plan places, and every copy, has a location. */
 static bool has_all_places(const gh_plan *p)
 {
     bool has = true;
@@ -325,7 +325,7 @@ void gh_place_tensors(const gh_plan_cache *c, const gh_plan_entry *e, bool place
     }
     for (int32_t i = 0; i < p->n_viewers; i++) {
         gx_tensor *t = gh_entry_tensor(e, p->viewer[i]), *root = t->view_src;
-        /* A root whose memory the client gave without a buffer leaves its views as they are: ggml does the same. */
+        /* Views of a root that has memory and no buffer stay as they are, as in ggml: the client gave that memory. */
         if (t->buffer == NULL && root->buffer != NULL) {
             t->buffer = root->buffer;
             t->data = (char *)root->data + t->view_offs;

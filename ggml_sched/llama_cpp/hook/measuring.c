@@ -5,8 +5,8 @@
 
 static void (*report)(const gh_measured *found);
 
-/* The scheduler whose graph was measured last.  Before its first measured graph a client splits graphs that it will
- * not reserve, to see where nodes are placed. */
+/* The scheduler whose graph was measured last.  Splits of a scheduler are not measured before that: a client first
+ * splits graphs that it will not reserve, to see where nodes are placed. */
 static const void *last_sched;
 static bool is_inside;
 

@@ -20,7 +20,7 @@ static _Thread_local const char *first_of_context;
 
 /* -- recording ----------------------------------------------------------------------------------------------------- */
 
-/* The index of a buffer, or -1.  The lock is held. */
+/* The index of a buffer; -1: it is not recorded.  The caller holds the lock. */
 static int index_of(const void *buffer)
 {
     for (int i = open_buffers.n - 1; i >= 0; i--) {
@@ -90,7 +90,7 @@ GH_EXPORT void *ggml_backend_cpu_buffer_from_ptr(void *memory, size_t size)
 }
 
 /* Give the tensors of a context a buffer without bytes, as a client does that simulates its allocations.  Some clients
- * simulate those of attention's caches, and allocate recurrent states. */
+ * do so for attention's caches alone, and would allocate recurrent states. */
 static void *simulate(const gh_ggml *lib, void *ctx, void *buft)
 {
     void *buffer = record(lib, lib->backend_buft_alloc_buffer(buft, 0), false);
@@ -100,8 +100,8 @@ static void *simulate(const gh_ggml *lib, void *ctx, void *buft)
     return buffer;
 }
 
-/* The buffers of a context are made inside of this call, perhaps several.  They are recorded with the name of its first
- * tensor. */
+/* The library makes the context's buffers, perhaps several, inside of this call.  They are recorded with the name of
+ * the context's first tensor. */
 GH_EXPORT void *ggml_backend_alloc_ctx_tensors_from_buft(void *ctx, void *buft)
 {
     const gh_ggml *lib = gh_ggml_of_caller(GH_CALLER);

@@ -1,8 +1,8 @@
 /* ggml_sched/llama_cpp/hook/open_contexts.c -- ggml's functions that make and free contexts, recorded during a dry run.
  * See open_buffers.h.
  *
- * In a dry run the client makes its weights and caches in contexts, and gives each tensor a buffer without bytes: the
- * contexts are all that says which tensors there are.
+ * In a dry run the client makes its weights and caches in contexts, and gives each tensor a buffer without bytes: only
+ * the contexts say which tensors there are.
  */
 #define _GNU_SOURCE
 #include "open_buffers.h"
@@ -66,7 +66,7 @@ GH_EXPORT void ggml_free(void *ctx)
     }
 }
 
-/* Call `each` for the simulated tensors of a context; a context's tensors share one buffer type. */
+/* Call `each` for the simulated tensors of context `number`; a context's tensors share one buffer type. */
 static void list(const gh_ggml *lib, void *ctx, int number, void (*each)(const gh_simulated *, void *), void *user)
 {
     size_t total = 0;

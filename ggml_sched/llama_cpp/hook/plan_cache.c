@@ -14,7 +14,7 @@
 
 /* -- entries ------------------------------------------------------------------------------------------------------- */
 
-/* Note that an entry is used now, and that it is reserved if the flags say so. */
+/* Note that an entry is used now; with GH_PIN, also pin it. */
 static gh_plan_entry *touch(gh_plan_cache *c, gh_plan_entry *e, int flags)
 {
     e->used = ++c->clock;
@@ -64,9 +64,9 @@ void gh_plan_cache_compact(gh_plan_cache *c)
     gh_signatures_compact(signatures, c->n_entries, &c->descriptors);
 }
 
-/* The index of the entry to evict before one more is inserted; -1: there is room.  It is the one used longest ago
- * of the first of these kinds that exists: entries that reuse a plan, others that are not pinned, pinned ones.
- * `reuses`: the new entry reuses a plan, too; then such an entry is evicted as soon as there are GH_N_REUSING. */
+/* The index of the entry to evict before one more is inserted; -1: there is room.  Entries that reuse a plan are
+ * evicted first, then others that are not pinned, then pinned ones; of each kind the one used longest ago.  `reuses`:
+ * the new entry reuses a plan, too; then an entry that reuses one is evicted as soon as there are GH_N_REUSING. */
 static int entry_to_evict(const gh_plan_cache *c, bool reuses)
 {
     int oldest[3] = {-1, -1, -1}, n_reusing = 0;
@@ -84,8 +84,8 @@ static int entry_to_evict(const gh_plan_cache *c, bool reuses)
     return c->n_entries < GH_N_ENTRIES ? -1 : oldest[1] >= 0 ? oldest[1] : oldest[2];
 }
 
-/* Whether the plan of e serves every graph that the plan of `other` serves: it is of the same wiring and problem, and
- * has room for everything. */
+/* Whether the plan of e serves every graph that the plan of `other` serves: both have the same wiring and problem, and
+ * the plan of e has room for everything. */
 static bool covers(const gh_plan_entry *e, const gh_plan_entry *other)
 {
     const gs_plan *v = &e->plan->view, *w = &other->plan->view;
@@ -109,7 +109,8 @@ void gh_plan_cache_evict(gh_plan_cache *c, int i)
     GH_SWAP(gh_plan_entry *, c->entry[i], c->entry[c->n_entries]);
 }
 
-/* Evict entries, used by the present owner, whose graphs the new plan of e serves as well. */
+/* Evict those of the present owner's entries whose graphs the new plan of e serves, too; e is pinned if one of them
+ * was. */
 static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
 {
     for (int i = c->n_entries - 1; i >= 0 && !e->reuses; i--) {
@@ -121,8 +122,8 @@ static void evict_covered(gh_plan_cache *c, gh_plan_entry *e)
     }
 }
 
-/* Let lookups find the entry that was filled, which is after the others, and return it; evicts another entry if the
- * cache is full. */
+/* Add the entry that was filled, c->entry[n_entries], to those that lookups find, and return it; another entry is
+ * evicted if the cache is full. */
 static gh_plan_entry *insert(gh_plan_cache *c, int flags)
 {
     const int filled = c->n_entries;
@@ -138,7 +139,7 @@ static gh_plan_entry *insert(gh_plan_cache *c, int flags)
     return touch(c, e, flags);
 }
 
-/* An empty entry to fill, after the others: an evicted one or a new one.  NULL without memory. */
+/* An empty entry to fill, c->entry[n_entries]: an evicted one or a new one.  NULL without memory. */
 static gh_plan_entry *empty_entry(gh_plan_cache *c)
 {
     gh_plan_entry **e = &c->entry[c->n_entries];
@@ -159,8 +160,8 @@ static bool may_serve(const gh_plan_cache *c, const gh_plan_entry *e, int flags)
     return !e->reuses || ((flags & GH_REUSE) && gh_pools_fit(c, e->plan));
 }
 
-/* Whether the plan of e is valid for the present owner.  An entry that only the owner before has used is valid if
- * devices and buffer types, queried now, answer as they did then. */
+/* Whether the plan of e is valid for the present owner.  An entry that this owner has not used yet is valid if devices
+ * and buffer types, queried now, answer as they did when the plan was made. */
 static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
 {
     gs_error error = {0};
@@ -169,16 +170,17 @@ static bool answers_hold(gh_plan_cache *c, const gh_plan_entry *e)
             && gh_plan_has_room(e->plan, &c->problem));
 }
 
-/* Let backends reorder a graph that an entry matches; returns whether the new order is the planned one.  Otherwise the
- * graph is to be read as it is now, and the entry must not match the next such graph. */
+/* Let backends reorder a graph that an entry matches; returns whether the new order is the planned one.  If not, the
+ * caller reads the graph in its new order, and drops the entry, because the client's next such graph would match,
+ * too. */
 static bool keeps_order(gh_plan_cache *c, const gh_plan_entry *e, void *graph)
 {
     bool same = true;
     return !c->key.reorders || (c->level->reorder(c->owner, e, graph, &same) && same);
 }
 
-/* An entry whose graph equals this one; NULL: none.  `moved` false: it consists of the same tensors, unchanged; true:
- * of other tensors, to which the entry is rebound. */
+/* An entry whose graph equals this one; NULL: none.  `moved` false: only a graph of these same tensors, unchanged,
+ * counts; true: only an equal graph of other tensors, and the entry is rebound to these tensors. */
 static gh_plan_entry *find_equal(gh_plan_cache *c, void *graph, int flags, bool moved, bool *placed)
 {
     const bool early = c->level->writes_addresses;
@@ -214,7 +216,8 @@ static gh_plan_entry *find_equal(gh_plan_cache *c, void *graph, int flags, bool 
     return NULL;
 }
 
-/* Let the new entry e reuse the plan of `base`, if that is of a larger graph of the same wiring. */
+/* Let the new entry e reuse the plan of `base`, if that was made for a larger graph of the same wiring; returns whether
+ * it was. */
 static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base, void *graph)
 {
     gs_error error = {0};
@@ -226,7 +229,8 @@ static bool reuse(gh_plan_cache *c, gh_plan_entry *e, const gh_plan_entry *base,
         && keeps_order(c, e, graph);
 }
 
-/* A new entry for the graph, which reuses the plan of a larger graph of its wiring; NULL: no plan serves. */
+/* Make the empty entry e reuse the plan of a larger graph of the graph's wiring, and insert it; NULL: no plan
+ * serves. */
 static gh_plan_entry *find_larger(gh_plan_cache *c, gh_plan_entry *e, void *graph, int flags)
 {
     for (int i = 0; i < c->n_entries; i++) {
@@ -261,7 +265,8 @@ static int read_graph(gh_plan_cache *c, gh_plan_entry *e, void *graph, gs_error 
         || !gh_plan_take_graph(e->plan, &c->reader) || !c->level->take_demand(c->owner, e)) {
         return GS_NO_HOST_MEMORY;
     }
-    /* Graphs of prompts and of tokens have equal wirings, even where backends answer differently about them. */
+    /* Share the wiring of an entry that has an equal one: graphs of prompts and of tokens have, even where backends
+     * answer differently about them. */
     for (int i = 0; i < c->n_entries && !gh_signature_share_wiring(&e->signature, &c->entry[i]->signature); i++) {
     }
     return GS_OK;
@@ -327,8 +332,8 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
             }
             return e;
         }
-        /* A device refused the memory for this plan, so no other graph may reuse it.  If the plan had room for larger
-         * graphs (GH_HINTS), a plan without that room may fit. */
+        /* A device refused the memory for this plan: evict its entry, so that no other graph reuses the plan.  If the
+         * plan had room for larger graphs (GH_HINTS), a plan without that room may fit. */
         for (int i = 0; i < c->n_entries; i++) {
             if (c->entry[i] == e) {
                 gh_plan_cache_evict(c, i);

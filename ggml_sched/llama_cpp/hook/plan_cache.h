@@ -4,14 +4,14 @@
  *     client     llama.cpp, which calls ggml's functions; its allocator or scheduler owns the cache
  *     wiring     which tensor reads or views which; here two wirings are the same only if ops and types are, too
  *     signature  a graph's wiring and shapes, and which of its tensors have memory (graph_signature.h)
- *     plan       a planned wiring: the planner's graph, its problem, the plan, and where every tensor lies
+ *     plan       gh_plan: what the planner made of a graph, with its graph and problem, and where every tensor lies
  *     entry      a plan entry: a graph that the client gave, its signature and tensors, with the plan that serves it
- *     demand     where the client wants tensors of a graph to be, which its plan must respect (gh_demand)
+ *     demand     where the client wants the tensors of a graph to be; the graph's plan respects this (gh_demand)
  *     problem    what the planner is given besides the graph (gh_problem)
  *     reuse      an entry has the plan of a larger graph of its wiring
  *     pool       the buffers of one type, in which the arenas of one or several backends lie (locations.c)
  *     pinned     an entry that the client reserved: evicted after all others
- *     released   a cache whose allocator or scheduler was freed; the next one with the same key continues with it
+ *     released   a cache whose allocator or scheduler was freed; the next one of the same key takes the cache over
  *
  * Files:
  *     plan_cache.c    lookup, insertion and eviction
@@ -41,9 +41,9 @@
 #define GH_EXPORT __attribute__((visibility("default")))
 #define GH_CALLER __builtin_return_address(0)
 
-/* In an exported function: unless the object is ours, return what the same function of the ggml library returns that
- * called us, or `none` where that library has no such function.  The objects of a library that we do not serve, or no
- * longer, arrive here because our functions have ggml's names. */
+/* In an exported function, if an allocator or scheduler is not ours: call the function of the same name in the caller's
+ * ggml library and return its result; `none` where that library lacks the function.  Objects that ggml has made arrive
+ * here, too, because our functions have ggml's names. */
 #define GH_PASS_ON(is_ours, none, function, object, ...)                                                      \
     if (!(is_ours)) {                                                                                         \
         const gh_ggml *stock = (object) != NULL ? gh_ggml_of_caller(GH_CALLER) : NULL;                        \
@@ -51,41 +51,41 @@
     }
 
 #define GH_MAX_BACKENDS 16  /* most backends of a scheduler: ggml's own limit                               */
-#define GH_MAX_BUFTS 64     /* most types of the buffers in which a scheduler's graph has resident tensors          */
+#define GH_MAX_BUFTS 64     /* most buffer types that the resident tensors of a scheduler's graph may have          */
 #define GH_N_ENTRIES 24     /* most entries of a cache: room for every wiring that a client builds, and GH_N_REUSING */
 #define GH_N_REUSING 4      /* most entries that reuse another entry's plan: one more evicts the oldest             */
 
 typedef struct gh_plan_cache gh_plan_cache;
 typedef struct gh_plan_entry gh_plan_entry;
 
-/* What the planner is given besides a graph, for each id: where it is or must be, its bytes, and what backends answered
- * to support queries.  A gh_problem is filled again and again: its memory grows and is freed by gh_problem_free alone.
- * All arrays lie in `memory`, one after another. */
+/* What the planner is given besides a graph, for each id: where the tensor is or must be, its bytes, and what backends
+ * answered to support queries.  A gh_problem is filled again and again: its memory grows, and gh_problem_free alone
+ * frees it.  All arrays lie in `memory`, one after another. */
 typedef struct gh_problem {
     int32_t n;              /* how many ids the planner's graph has                                 */
     int32_t n_backends;
     int64_t *nbytes;        /* [n_backends][n] bytes that each tensor takes on each backend         */
     int32_t *assigned;      /* [n] backend that the client chose for the tensor; -1: none           */
     int32_t *resident;      /* [n] backend whose memory holds the tensor; -1: the planner places it  */
-    bool some_larger;       /* some tensor takes more than its own bytes; else the planner needs no nbytes */
+    bool some_larger;       /* some tensor takes more than its own bytes; if false, the planner is given no nbytes */
     bool some_assigned;     /* some `assigned` is not -1                                            */
     /* Of schedulers only: */
     bool has_answers;       /* whether the problem has the arrays below                             */
     int32_t *buffer;        /* [n] of a resident tensor: the number of its buffer's type, below n_buffers */
     unsigned char *usage;   /* [n] GS_USAGE_*                                                       */
     unsigned char *supports; /* [n_backends][n] whether the backend computes the node               */
-    unsigned char *offloads; /* [n_backends][n] whether it computes the node although weights are on the host */
-    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether it reads that type of buffer, then zeros */
+    unsigned char *offloads; /* [n_backends][n] whether it does so although the node's weights are on the host */
+    unsigned char *reads_buffer; /* [n_backends][n_buffers] whether the backend reads that type of buffer; then zeros */
     int32_t n_buffers;      /* how many types the buffers of resident tensors have                  */
     int64_t answer_bytes;   /* bytes of `resident` and the arrays after it                          */
     void *memory;
     int64_t room;           /* bytes of `memory`                                                    */
 } gh_problem;
 
-/* A source of a node that the plan has the node read through a copy. */
+/* A source that a node reads through a copy, because the plan says so. */
 typedef struct gh_read {
     int32_t id;             /* of the node                                                                  */
-    int32_t slot;           /* the index of the source in its tensor's src                                  */
+    int32_t slot;           /* the index of the source in the src of the node's tensor                      */
     int32_t copy;           /* number of the copy: its id is gs_plan.n_tensors + this                       */
 } gh_read;
 
@@ -96,23 +96,23 @@ typedef struct gh_plan {
     /* Of the graph that was read: */
     int32_t n;              /* how many tensors ggml's graph has: the ids below n                           */
     int32_t n_all;          /* how many ids; those from n on only the planner's graph has                   */
-    int32_t n_nodes;        /* of ggml's graph                                                              */
+    int32_t n_nodes;        /* how many nodes ggml's graph has                                              */
     unsigned char *role;    /* [n] gh_role                                                                  */
     unsigned char *op;      /* [n_all] GS_OP_*                                                              */
     int32_t *node;          /* [n] position among ggml's nodes, or GH_NOWHERE                               */
-    int32_t *input_of;      /* [n_all - n] of id n + i: the input node that this leaf was added for; else -1 */
-    int32_t *order;         /* [n] each id's id in the entry's signature; NULL: the same, nothing was reordered */
+    int32_t *input_of;      /* [n_all - n] entry i: the input node for which leaf n + i was added; -1: for none */
+    int32_t *order;         /* [n] by id: the tensor's id in the entry's signature; NULL: equal ids, no reordering */
     int32_t (*pair)[2];     /* [n_pairs] ids of the pairs (gh_tensor_pairs) that backends named; -1: not in the graph */
     int32_t n_pairs;
     gs_graph_size size;     /* of the planner's graph                                                       */
     gs_api_graph *graph;
     bool shares_graph;      /* the graph is that of another plan, which frees it                            */
-    gs_graph_arrays arrays; /* of that graph; once the plan is made, those of its wiring alone: layout is NULL */
+    gs_graph_arrays arrays; /* of `graph`; once the plan is made only those of its wiring: layout is NULL   */
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
     char *names;            /* the names, one after another, each ending with a zero byte                   */
-    gh_alloc_deps deps;     /* the graph's alloc dependencies: those of fused kernels, and those backends named */
+    gh_alloc_deps deps;     /* the graph's alloc dependencies: for fused kernels, and those that backends named */
     gh_problem problem;     /* its nbytes are those that the plan has room for, perhaps more than this graph needs */
-    int64_t max_size[GH_MAX_BACKENDS]; /* the limit for a buffer that the plan was made with; 0: none       */
+    int64_t max_size[GH_MAX_BACKENDS]; /* by backend: bytes of the largest buffer that the plan may use; 0: any */
     gs_api_plan *plan;
     gs_plan view;
     gh_fusion_hazards hazards;
@@ -123,17 +123,17 @@ typedef struct gh_plan {
     int32_t *viewer;        /* [n_viewers] ids of views and aliases                                         */
     int32_t n_viewers;
     /* Of schedulers: */
-    gh_read *read;          /* [n_reads] sources of nodes that are copies, in the order of nodes            */
+    gh_read *read;          /* [n_reads] sources that nodes read through copies, in the order of nodes      */
     int32_t n_reads;
     int32_t *split_at;      /* [view.n_splits + 1] position among ggml's nodes where each split begins      */
-    int32_t n_splits;       /* splits that are not empty                                                    */
+    int32_t n_splits;       /* how many splits are not empty                                                */
     bool waits;             /* backends wait for each other (has_shared_reads in binding.c)                 */
 } gh_plan;
 
-/* Where the client wants tensors of a graph to be; a cached plan serves only the same demand.  Of an allocator with
- * several buffer types: the arena of each node and then of each leaf, as signed char; -1: none of its arenas.  Of a
- * scheduler: the ids of all tensors that the client assigned, as int32_t, -1: not in the graph, and then the backend of
- * each. */
+/* Where the client wants the tensors of a graph to be; a cached plan serves only the same demand.  An allocator with
+ * several buffer types stores the arena of each node, then of each leaf, as signed char (-1: no arena of the
+ * allocator's).  A scheduler stores the ids of all tensors that the client assigned (-1: not in the graph), then the
+ * backend of each, as int32_t. */
 typedef struct gh_demand {
     void *value;            /* [n] arenas; or ids, then backends                                            */
     int32_t n;
@@ -143,7 +143,7 @@ typedef struct gh_demand {
 /* A copy of a tensor in another backend's memory, or a view of such a copy. */
 typedef struct gh_copied {
     gx_tensor tensor;
-    gx_tensor *original;    /* what it copies, or the view of that which nodes read                         */
+    gx_tensor *original;    /* the tensor that it copies; of a view of a copy, the view of the copied tensor */
     int32_t n_reads;        /* how many sources of nodes are this copy, or a view of it                     */
 } gh_copied;
 
@@ -172,11 +172,11 @@ struct gh_plan_entry {
 typedef struct gh_cache_key {
     const gh_ggml *lib;
     bool is_scheduler;
-    bool offloads;          /* a node may be computed elsewhere though its weights are on the host         */
-    bool overlaps;          /* a compute may begin before the last one ends: backends then share no pool    */
+    bool offloads;          /* backends may offload a node whose weights are on the host                    */
+    bool overlaps;          /* computes may overlap in time: backends then share no pool                    */
     bool reorders;          /* some backend reorders nodes                                                  */
     int n_backends;
-    int n_copies;           /* how many copies each copied tensor has                                       */
+    int n_copies;           /* how many copy slots each copied tensor has                                   */
     void *device[GH_MAX_BACKENDS];
     gh_arena type[GH_MAX_BACKENDS]; /* the buffer type of each backend, as an arena without chunks          */
     unsigned char reads[GH_MAX_BACKENDS * GH_MAX_BACKENDS]; /* [a][b] whether backend a reads the memory of b */
@@ -184,15 +184,18 @@ typedef struct gh_cache_key {
 
 /* The functions of a cache in which graph allocators (level alloc) and schedulers (level sched) differ. */
 typedef struct gh_cache_level {
-    /* Whether the client's demand is that of the entry.  `tensors`: by id, those of the graph that is looked up. */
+    /* Whether the client demands now what the plan of the entry was made for.  `tensors`: by id, the tensors of the
+     * graph that is looked up; an allocator does not read them. */
     bool (*same_demand)(const void *owner, const gh_plan_entry *e, gx_tensor *const *tensors);
-    /* Store in `e` what the client demands now, so that same_demand can compare it later.  The signature of `e` is
-     * filled before.  False without memory. */
+    /* Store in `e`, whose signature is filled, what the client demands now, so that same_demand can compare it later.
+     * False without memory. */
     bool (*take_demand)(const void *owner, gh_plan_entry *e);
-    /* Fill the problem of the graph of `e`, which has the wiring, and so the roles, of its plan.  GS_OK or an error. */
+    /* Fill `problem` for the graph of `e`, which has the wiring, and so the roles, of the graph that e->plan was made
+     * for.  GS_OK or an error. */
     int (*collect)(void *owner, const gh_plan_entry *e, gh_problem *problem, gs_error *error);
-    /* Let backends reorder the nodes of a graph that was found or planned.  *same: the order, and the pairs that
-     * backends keep apart, are those of the plan.  False without memory.  NULL: this level never reorders. */
+    /* Let backends reorder the nodes of a graph that was found or planned.  *same becomes whether the order of nodes,
+     * and the pairs that backends named (gh_tensor_pairs), are those of the plan.  False without memory.  NULL: this
+     * level never reorders. */
     bool (*reorder)(void *owner, const gh_plan_entry *e, void *graph, bool *same);
     /* Plan a graph again whose nodes backends have reordered. */
     int (*plan_reordered)(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
@@ -206,8 +209,8 @@ struct gh_plan_cache {
     void *owner;            /* the allocator or scheduler                                                   */
     gh_cache_key key;
     const gh_ggml *lib;
-    int n_backends;         /* under an allocator: how many arenas it has                                   */
-    const char *name[GH_MAX_BACKENDS]; /* of each backend, or of an arena's buffer type                     */
+    int n_backends;         /* of an allocator: how many different buffer types it has                      */
+    const char *name[GH_MAX_BACKENDS]; /* of each backend; of an allocator: of each buffer type             */
     gs_policy policy;
     int n_pools;
     int pool_of[GH_MAX_BACKENDS]; /* of a backend: the pool in which its arena lies                         */
@@ -217,31 +220,33 @@ struct gh_plan_cache {
     gh_reader reader;       /* of the graph that was read last                                              */
     gh_signature moved;     /* scratch of find_equal: the tensors of the graph that is looked up            */
     gh_problem problem;     /* scratch: the problem of a graph that may reuse a plan                        */
-    gh_plan_entry *entry[GH_N_ENTRIES + 1]; /* lookups find the first n_entries.  The one after them is being filled;
-                             * the rest are evicted, or NULL, and not freed: a client's graph may name their copies */
+    gh_plan_entry *entry[GH_N_ENTRIES + 1]; /* lookups find the first n_entries.  The next one is being filled.  Those
+                             * after it are NULL, or evicted and not freed, because nodes of a client's graph may have
+                             * their copies as sources */
     int n_entries;
     uint64_t clock;         /* counts uses of entries                                                       */
-    uint64_t born;          /* the clock when the cache was released last: entries not used since were made for the
-                             * owner before, and support queries are repeated before such an entry serves    */
+    uint64_t born;          /* the clock when the cache was released last; 0: never.  Entries that were not used since
+                             * then belong to an earlier owner: support queries are repeated before such an entry
+                             * serves */
     void *stock;            /* ggml's own allocator for the same buffer types; NULL: nothing was compared   */
-    size_t stock_nbytes[GH_MAX_BACKENDS]; /* by pool, the bytes that it would hold for what was reserved    */
+    size_t stock_nbytes[GH_MAX_BACKENDS]; /* by pool, the bytes that `stock` would hold for what was reserved */
 };
 
 /* -- plan_cache.c */
 
 enum gh_lookup {
     GH_PIN = 1,             /* the client reserves this graph                                               */
-    GH_REUSE = 2,           /* another graph's plan may serve                                               */
+    GH_REUSE = 2,           /* the plan of a larger graph may serve                                         */
     GH_HINTS = 4            /* a new plan makes room for larger graphs of its wiring (size_hints.c)         */
 };
 
 /* The entry of a graph with a plan that serves it: cached, reused or planned now.  NULL: *error has the reason.
- * *placed becomes true where the lookup has already written the tensors' addresses; it is false at the call, and
- * placed may be NULL. */
+ * *placed, false at the call, becomes true if the lookup has written the tensors' addresses already.  `placed` may be
+ * NULL. */
 gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool *placed, gs_error *error);
 
-/* gh_plan_cache_get; then grows the buffers to what the plan needs.  `wait` is called before a buffer is freed, so that
- * no device uses it, and may be NULL. */
+/* The same as gh_plan_cache_get, and then grow the buffers to what the plan needs.  `wait` is called before a buffer is
+ * freed, and returns once no device uses the buffers; it may be NULL. */
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,
                                         void (*wait)(void *owner), gs_error *error);
 
@@ -263,10 +268,10 @@ void gh_plan_cache_evict(gh_plan_cache *c, int i);
 /* Choose whether graphs that clients reserve from now on are measured by ggml's own allocator, too. */
 void gh_set_compares(bool on);
 
-/* Measure a graph that was reserved, whose entry is e, if comparing is on (gh_set_compares). */
+/* If comparing is on (gh_set_compares), let ggml's own allocator measure a graph that was reserved; its entry is e. */
 void gh_compare(gh_plan_cache *c, const gh_plan_entry *e, void *graph);
 
-/* Forget what was measured for the owner of the cache. */
+/* Forget what ggml's own allocator has measured for the owner of the cache. */
 void gh_compare_end(gh_plan_cache *c);
 
 /* -- registry.c */
@@ -281,12 +286,12 @@ void gh_plan_cache_publish(gh_plan_cache *c);
 /* Free the buffers of a cache; its plans are kept for the next owner with the same key. */
 void gh_plan_cache_release(gh_plan_cache *c);
 
-/* From now on call `each` with every cache that is released, on the client's thread, while it still has its plans and
- * no other thread uses it; NULL: no longer. */
+/* From now on call `each` with every cache that is released, on the client's thread, while the cache still has its
+ * plans and no other thread uses it.  `each` NULL: call nothing any more. */
 void gh_watch_releases(void (*each)(gh_plan_cache *c));
 
-/* The cache number i, oldest first, locked until gh_plan_cache_unlock; NULL: there is none.  *n becomes the number of
- * caches that have an owner.  Any thread. */
+/* Lock and return cache number i, oldest first, of those that have an owner; NULL: there are fewer.  *n becomes how
+ * many there are.  gh_plan_cache_unlock ends the lock.  Any thread. */
 gh_plan_cache *gh_plan_cache_lock(int i, int *n);
 void gh_plan_cache_unlock(gh_plan_cache *c);
 
@@ -308,8 +313,8 @@ void gh_plan_drop(gh_plan *p);
 /* Drop the plan and the signature of an entry, and reset it; its arrays stay allocated for the next use. */
 void gh_plan_entry_clear(gh_plan_entry *e);
 
-/* Copy from a graph that was read the roles and positions that a plan needs, and, in the second function, the tensors'
- * names: the client may free the graph, and the plan stays.  False without memory. */
+/* Copy the roles and positions that a plan needs from a graph that was read; the second function copies the tensors'
+ * names.  So the client may free the graph, and the plan stays valid.  False without memory. */
 bool gh_plan_take_graph(gh_plan *p, const gh_reader *r);
 bool gh_plan_take_names(gh_plan *p, const gh_reader *r);
 
@@ -325,13 +330,14 @@ static inline gh_places gh_entry_places(const gh_plan_entry *e)
     return (gh_places){e->plan->places.chunk, e->is_compact ? e->compact : e->plan->places.offset};
 }
 
-/* The id whose layout an id has: of a leaf that was added for a node that is an input, that node; -1: none. */
+/* The id of ggml's graph whose layout `id` has: `id` itself, or, for a leaf that was added for an input node, that
+ * node; -1: a tensor without bytes that only the planner's graph has. */
 static inline int32_t gh_layout_id(const gh_plan *p, int32_t id)
 {
     return id < p->n ? id : p->input_of[id - p->n];
 }
 
-/* The tensor of an entry that has an id below plan->n, and its descriptor. */
+/* The tensor that an id below plan->n has in an entry; the second function returns the tensor's descriptor. */
 static inline gx_tensor *gh_entry_tensor(const gh_plan_entry *e, int32_t id)
 {
     return e->signature.tensor[e->plan->order != NULL ? e->plan->order[id] : id];
@@ -348,34 +354,34 @@ int32_t gh_entry_id(const gh_plan_entry *e, const gx_tensor *tensor);
 /* Fill q->nbytes: the bytes that each id of the graph of `e` takes on each backend. */
 void gh_collect_sizes(const gh_plan_cache *c, const gh_plan_entry *e, gh_problem *q);
 
-/* The tensor of `e` whose shape an id of the planner's graph has: its own, or the node for which a leaf was added.
- * NULL: the id has no bytes. */
+/* The tensor of `e` whose shape an id of the planner's graph has: the id's own tensor, or the input node for which a
+ * leaf was added.  NULL: the id has no bytes. */
 gx_tensor *gh_shape_of(const gh_plan_entry *e, int32_t id);
 
 /* -- plan_reuse.c
  * gh_plan_has_room: whether every tensor of `problem` fits where the plan put it; support answers must be equal, and
  * assignments equal or what the planner chose itself.
- * gh_plan_serves: whether e, a graph of the wiring for which its plan was made, can use it; if so, also chooses where
- * e's tensors lie (e->compact).  Assignments may differ where a cached plan for e's assignments has the same
+ * gh_plan_serves: whether e, a graph of the wiring for which its plan was made, can use that plan; if so, also chooses
+ * where e's tensors lie (e->compact).  Assignments may differ where a cached plan for e's assignments has the same
  * placement. */
 bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem);
 bool gh_plan_serves(const gh_plan_cache *c, gh_plan_entry *e, const gh_problem *problem);
 
-/* The first hazard (fusion.h), number `from` or later, that the plan really has: the nodes may be fused, and the result
- * overlaps the source; -1: none.  `offset`: of each id; `size`: bytes that it takes; `s`: shapes, NULL: those that were
- * planned. */
-int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
-                              const int64_t *size, int32_t from);
+/* The number of the first hazard (fusion.h), from number `from` on, by which a fused kernel would overwrite what it
+ * reads: the nodes may be fused, and the result overlaps the source; -1: there is none.  `offset`, `size`: bytes, by
+ * id.  `s`: the signature with the graph's shapes; NULL: they are those that were planned. */
+int32_t gh_plan_find_hazard(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
+                            const int64_t *size, int32_t from);
 
 /* -- planning.c: plan the graph that was just read into c->reader, and whose signature `e` has; e->plan receives the
  * plan.  GS_OK or an error.  `flags` as in gh_plan_cache_get. */
 int gh_plan_graph(gh_plan_cache *c, gh_plan_entry *e, int flags, gs_error *error);
 
-/* The problem of a plan as the planner's C API takes it; it points into `p`, and into `info` [n_backends], which is
+/* The problem of a plan as the planner's C API takes it.  It points into `p`, and into `info` [n_backends], which is
  * filled. */
 gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backend_info *info);
 
-/* -- size_hints.c: raise the bytes of tensors in e's problem, before it is planned, to what similar cached graphs need,
+/* -- size_hints.c: raise the bytes of tensors in e's problem, before e is planned, to what similar cached graphs need,
  * so that the new plan serves larger graphs, too. */
 void gh_size_hints_raise(const gh_plan_cache *c, gh_plan_entry *e);
 /* Raise the bytes of nodes that gather rows (GET_ROWS) to those of all rows that they may gather in a graph of this

@@ -117,7 +117,7 @@ bool gh_plan_take_graph(gh_plan *p, const gh_reader *r)
 
 bool gh_plan_take_names(gh_plan *p, const gh_reader *r)
 {
-    enum { longest = 64 };  /* bytes of a name in ggml, its end included */
+    enum { longest = 64 };  /* bytes of a name in ggml, with its zero byte */
     int32_t n = 0;
     if (!gh_grow(&p->name_at, sizeof *p->name_at, (int64_t)r->n + 1)) {
         return false;
@@ -187,7 +187,7 @@ void gh_collect_sizes(const gh_plan_cache *c, const gh_plan_entry *e, gh_problem
         const int role = id < p->n ? p->role[id] : GH_ROLE_PLACED;
         const bool is_empty = t == NULL || role == GH_ROLE_ALIAS;
         const int64_t own = is_empty ? 0 : gh_entry_descriptor(e, gh_layout_id(p, id))->nbytes;
-        /* On one backend only tensors that the plan places take memory; with several backends a scheduler may copy any
+        /* With one backend only tensors that the plan places take memory.  With several a scheduler may copy any
          * tensor, and the copy takes memory. */
         const bool may_take = !is_empty && (role == GH_ROLE_PLACED || (is_scheduler && c->n_backends > 1));
         int64_t size = own;

@@ -6,8 +6,8 @@
  */
 #include "plan_cache.h"
 
-/* Whether a problem has the plan's assignments; but a tensor that had none may be assigned to the backend that the
- * planner chose.  A reordered graph was planned with every tensor assigned. */
+/* Whether a problem has the assignments that the plan was made for.  A tensor that had none then may be assigned to the
+ * backend that the planner chose.  The plan of a reordered graph passes: it was made with every tensor assigned. */
 static bool has_assignments(const gh_plan *plan, const gh_problem *problem)
 {
     for (int32_t id = 0; id < problem->n && plan->order == NULL; id++) {
@@ -43,8 +43,8 @@ bool gh_plan_has_room(const gh_plan *plan, const gh_problem *problem)
         && has_bytes(plan, problem);
 }
 
-/* Whether e's plan, made for other assignments, puts every tensor where another cached plan does that was made for
- * those of the problem.  llama.cpp assigns norms in small batches alone, to the backend that the planner chooses
+/* Whether e's plan, made for other assignments than the problem's, chooses the same backends as a cached plan that was
+ * made for the problem's.  llama.cpp assigns norms in small batches alone, to the backend that the planner chooses
  * anyway: the larger of two such plans serves both. */
 static bool is_placed_like_another(const gh_plan_cache *c, const gh_plan_entry *e, const gh_problem *problem)
 {
@@ -67,7 +67,7 @@ static bool is_inside(int64_t nbytes, uint64_t offset, int64_t room)
     return nbytes <= room && offset <= (uint64_t)(room - nbytes);
 }
 
-/* Whether extents, strides and sizes are valid, and views lie inside their roots. */
+/* Whether no extent, stride or size is negative, and views lie inside their roots. */
 static bool has_valid_views(const gh_plan *plan, const gh_signature *s)
 {
     for (int32_t id = 0; id < s->n; id++) {
@@ -91,8 +91,8 @@ static bool has_same_shape(const gh_signature *s, int32_t a, int32_t b)
     return gh_same_shape(gh_descriptor_at(s, a), gh_descriptor_at(s, b));
 }
 
-/* Whether node `id`, which the plan computes in place of a source, may still be in a graph with the signature s: that
- * source has the node's shape there, and, if it is a view, its planned offset in the root. */
+/* Whether node `id`, which the plan computes in place of a source, may be computed so in a graph with the signature s:
+ * there the source has the node's shape and, if it is a view, the planned offset in its root. */
 static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_t id)
 {
     const gs_plan *v = &plan->view;
@@ -110,15 +110,16 @@ static bool can_stay_in_place(const gh_plan *plan, const gh_signature *s, int32_
 
 /* -- fused kernels ------------------------------------------------------------------------------------------------- */
 
-/* Whether two ids have the same type and shape: as in a signature, or as planned where that is NULL. */
+/* Whether two ids have the same type and shape in the graph with the signature s; s NULL: in the graph that was
+ * planned. */
 static bool same_shape(const gh_plan *plan, const gh_signature *s, int32_t a, int32_t b)
 {
     return s != NULL ? has_same_shape(s, gh_layout_id(plan, a), gh_layout_id(plan, b))
                      : gh_same_layout(&plan->arrays.layout[a], &plan->arrays.layout[b]);
 }
 
-/* How many bytes of an id a kernel may access.  size[id] alone would not do: a view takes no bytes of its own in a
- * plan. */
+/* How many bytes of an id a kernel may access: at least those of its layout, because in a plan a view takes no
+ * bytes. */
 static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int64_t *size, int32_t id)
 {
     const int64_t own = s != NULL ? gh_descriptor_at(s, gh_layout_id(plan, id))->nbytes
@@ -126,8 +127,8 @@ static int64_t bytes_read(const gh_plan *plan, const gh_signature *s, const int6
     return size[id] > own ? size[id] : own;
 }
 
-int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
-                              const int64_t *size, int32_t from)
+int32_t gh_plan_find_hazard(const gh_plan *plan, const gh_signature *s, const gh_ggml *lib, const int64_t *offset,
+                            const int64_t *size, int32_t from)
 {
     for (int32_t i = from; i < plan->hazards.n; i++) {
         const gh_fusion_hazard *h = &plan->hazards.hazard[i];
@@ -135,8 +136,8 @@ int32_t gh_plan_find_conflict(const gh_plan *plan, const gh_signature *s, const 
         const int64_t x = offset[h->source], y = offset[h->last];
         const bool overlap = chunk != GH_NO_CHUNK && chunk == plan->places.chunk[h->last]
                           && x < y + bytes_read(plan, s, size, h->last) && y < x + bytes_read(plan, s, size, h->source);
-        /* No conflict where source and result are exactly the same bytes and `first` may be computed in place: the
-         * kernel then reads each element before it writes it. */
+        /* The overlap does no harm if source and result are exactly the same bytes and `first` may be computed in
+         * place: the kernel then reads each element before it writes the element. */
         if (overlap && same_shape(plan, s, h->first, h->mid) && same_shape(plan, s, h->mid, h->last)
             && !(x == y && lib->inplace[plan->op[h->first]] != 0
                  && same_shape(plan, s, h->source, h->last))) {
@@ -162,9 +163,9 @@ static void take_sizes(const gh_plan_cache *c, const gh_plan *plan, const gh_pro
     }
 }
 
-/* Fill e->compact with offsets at the low end of the buffers, so that a small graph touches few pages of memory;
- * in_order: in the order of the plan's offsets.  False: fused kernels would conflict, or there is no other choice than
- * the plan's own offsets. */
+/* Fill e->compact with offsets at the low end of the buffers, so that a small graph touches few pages of memory.
+ * `in_order`: tensors keep the order of the plan's offsets.  False: some fused kernel would overwrite what it reads, or
+ * only the plan's own offsets are possible, or there is no memory. */
 static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const int64_t *size,
                          bool in_order)
 {
@@ -180,10 +181,11 @@ static bool make_compact(const gh_plan_cache *c, const gh_plan *plan, gh_plan_en
             e->compact[id] %= v->arena[v->arena_of[id]].stride;
         }
     }
-    return gh_plan_find_conflict(plan, &e->signature, c->lib, e->compact, size, 0) < 0;
+    return gh_plan_find_hazard(plan, &e->signature, c->lib, e->compact, size, 0) < 0;
 }
 
-/* Choose the offsets of e's tensors: compact ones, else the plan's.  False: fused kernels would conflict in both. */
+/* Choose the offsets of e's tensors: compact ones, else the plan's.  False: with both some fused kernel would overwrite
+ * what it reads, or there is no memory. */
 static bool choose_offsets(const gh_plan_cache *c, const gh_plan *plan, gh_plan_entry *e, const gh_problem *problem)
 {
     int64_t *size = malloc((size_t)plan->view.n * sizeof *size + 1);
@@ -191,8 +193,8 @@ static bool choose_offsets(const gh_plan_cache *c, const gh_plan *plan, gh_plan_
     if (serves) {
         take_sizes(c, plan, problem, size);
         e->is_compact = make_compact(c, plan, e, size, false) || make_compact(c, plan, e, size, true);
-        serves = e->is_compact || gh_plan_find_conflict(plan, &e->signature, c->lib, plan->places.offset,
-                                                        plan->view.size, 0) < 0;
+        serves = e->is_compact || gh_plan_find_hazard(plan, &e->signature, c->lib, plan->places.offset,
+                                                      plan->view.size, 0) < 0;
     }
     free(size);
     return serves;

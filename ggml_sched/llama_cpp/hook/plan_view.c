@@ -22,7 +22,8 @@ static gs_layout layout_of(const gh_plan_cache *c, const gh_plan_entry *e, int32
     return layout;
 }
 
-/* Where a view begins in its root.  An entry that reuses the plan of a larger graph has offsets of its own. */
+/* Where a view begins in its root, in bytes.  An entry that reuses a larger graph's plan has other view offsets than
+ * it. */
 static int64_t view_offset(const gh_plan_entry *e, int32_t id)
 {
     if (e->plan->arrays.view_src[id] < 0) {
@@ -67,8 +68,8 @@ static bool build_graph(const gh_plan_cache *c, const gh_plan_entry *e, gh_plan_
     return gh_api->graph_finish(view->graph, &error) == GS_OK;
 }
 
-/* Fill view->nbytes for the smaller graph: each tensor's own bytes; in buffer types that pad tensors the bytes planned
- * for the larger graph, because a query of such a type needs the tensor itself. */
+/* Fill view->nbytes for an entry that reuses a larger graph's plan: each tensor's own bytes; in buffer types that pad
+ * tensors the bytes planned for the larger graph, because asking such a type needs the tensor itself. */
 static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     int64_t *nbytes = malloc((size_t)p->n_all * (size_t)c->n_backends * sizeof *nbytes + 1);
@@ -83,8 +84,8 @@ static bool measure_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_vi
     return nbytes != NULL;
 }
 
-/* Replay the larger graph's plan for view->graph, so that the view shows the smaller graph's own lifetimes and
- * bytes at the planned offsets. */
+/* For an entry that reuses a larger graph's plan: replay that plan for view->graph, so that the view shows the entry's
+ * own lifetimes and bytes at the planned offsets. */
 static bool replay_smaller(const gh_plan_cache *c, const gh_plan *p, gh_plan_view *view)
 {
     gs_backend_info info[GH_MAX_BACKENDS];

@@ -9,7 +9,7 @@ typedef struct gh_plan_view {
     gs_graph_arrays arrays;
     gs_plan plan;
     const int64_t *nbytes;      /* [n_backends][n_tensors] bytes that each tensor takes */
-    gs_api_graph *graph;        /* made for the view, and freed with it; `arrays` are its */
+    gs_api_graph *graph;        /* made for the view, and freed with it; its arrays are `arrays` */
     /* Made for the view where the entry reuses a larger graph's plan, and freed with it; else NULL: */
     gs_api_plan *own_plan;
     int64_t *own_nbytes;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #define GH_MAX_ROUNDS 16    /* most plans made of a graph, each with more alloc dependencies               */
-#define GH_MAX_RAISES 64    /* most attempts at one of them, each with a higher limit for one buffer       */
+#define GH_MAX_RAISES 64    /* most attempts at one of these plans, each with a higher limit for one buffer */
 
 /* -- the planner's arguments --------------------------------------------------------------------------------------- */
 
@@ -44,8 +44,8 @@ gs_problem gh_planner_problem(const gh_plan_cache *c, const gh_plan *p, gs_backe
     return q;
 }
 
-/* Build p->graph, the planner's graph of the graph that was read, with p's alloc dependencies; a graph that is another
- * plan's stays as it is. */
+/* Build p->graph, the planner's graph of the graph that was read, with p's alloc dependencies.  If p shares another
+ * plan's graph, that graph is not changed: p gets a new one. */
 static int build_graph(gh_plan_cache *c, gh_plan *p, gs_error *error)
 {
     if (p->shares_graph) {
@@ -82,28 +82,29 @@ static int plan_once(gh_plan_cache *c, gh_plan *p, gs_error *error)
     return status;
 }
 
-/* Fill the locations and the hazards of a new plan.  *conflict becomes the first hazard by which a fused kernel would
- * overwrite what it reads, -1: there is none. */
-static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *conflict)
+/* Fill the locations and the hazards of a new plan.  *hazard becomes the number of the first hazard by which a fused
+ * kernel would overwrite what it reads; -1: there is none. */
+static int inspect(gh_plan_cache *c, gh_plan *p, int32_t *hazard)
 {
     gh_api->plan_view(p->plan, &p->view);
     if (!gh_plan_locate(c, p, &c->reader) || !gh_fusion_find_hazards(&c->reader, &p->arrays, &p->hazards)) {
         return GS_NO_HOST_MEMORY;
     }
-    *conflict = gh_plan_find_conflict(p, NULL, c->lib, p->places.offset, p->view.size, 0);
+    *hazard = gh_plan_find_hazard(p, NULL, c->lib, p->places.offset, p->view.size, 0);
     return GS_OK;
 }
 
-/* Add an alloc dependency for `conflict` and for each conflict after it; returns how many were new, or
- * GS_NO_HOST_MEMORY, which is negative. */
-static int32_t add_deps(const gh_plan_cache *c, gh_plan *p, int32_t conflict)
+/* Add an alloc dependency for hazard number `hazard`, and for each later hazard by which a fused kernel would overwrite
+ * what it reads: the source then keeps its memory until the last fused node is done.  Returns how many dependencies
+ * were new, or GS_NO_HOST_MEMORY, which is negative. */
+static int32_t add_deps(const gh_plan_cache *c, gh_plan *p, int32_t hazard)
 {
     const int32_t n = p->deps.n;
-    while (conflict >= 0) {
-        if (!gh_alloc_deps_add(&p->deps, p->hazards.hazard[conflict].last, p->hazards.hazard[conflict].source)) {
+    while (hazard >= 0) {
+        if (!gh_alloc_deps_add(&p->deps, p->hazards.hazard[hazard].last, p->hazards.hazard[hazard].source)) {
             return GS_NO_HOST_MEMORY;
         }
-        conflict = gh_plan_find_conflict(p, NULL, c->lib, p->places.offset, p->view.size, conflict + 1);
+        hazard = gh_plan_find_hazard(p, NULL, c->lib, p->places.offset, p->view.size, hazard + 1);
     }
     return p->deps.n - n;
 }
@@ -120,13 +121,13 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     gh_plan *p = e->plan;
     for (int round = 0; round < GH_MAX_ROUNDS; round++) {
-        int32_t conflict, added;
+        int32_t hazard, added;
         int status = plan_once(c, p, error);
         if (status != GS_OK) {
             return status;
         }
-        status = inspect(c, p, &conflict);
-        added = status == GS_OK ? add_deps(c, p, conflict) : status;
+        status = inspect(c, p, &hazard);
+        added = status == GS_OK ? add_deps(c, p, hazard) : status;
         if (added == 0) {
             return GS_OK;
         }
@@ -140,7 +141,8 @@ static int plan_until_sound(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     return GS_OUT_OF_MEMORY;
 }
 
-/* Build the planner's graph of the plan of e, unless it shares another plan's, and fill its problem. */
+/* Build the planner's graph of e->plan, unless that plan shares another plan's graph, and fill the problem of
+ * e->plan. */
 static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     const int status = e->plan->shares_graph ? GS_OK : build_graph(c, e->plan, error);
@@ -150,9 +152,9 @@ static int prepare(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
     return status == GS_OK ? c->level->collect(c->owner, e, &e->plan->problem, error) : status;
 }
 
-/* Plan a graph that the client reserves, twice: with the bytes of gathered rows that gh_size_hints_raise_rows has
+/* Make two plans of a graph that the client reserves: with the bytes of gathered rows that gh_size_hints_raise_rows has
  * raised, and without.  Graphs of recurrent models gather any number of states, so the first plan serves more graphs;
- * it is kept if no buffer is larger for it. */
+ * it is used if it makes no pool larger than the second does. */
 static int plan_with_rows(gh_plan_cache *c, gh_plan_entry *e, gs_error *error)
 {
     gh_plan *raised = e->plan;

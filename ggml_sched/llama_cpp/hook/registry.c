@@ -7,7 +7,7 @@
  */
 #include "plan_cache.h"
 
-#define GH_N_RELEASED 2         /* released caches of allocators that are kept, and as many of schedulers */
+#define GH_N_RELEASED 2         /* most released caches of allocators; as many of schedulers */
 
 static struct {
     pthread_mutex_t lock;
@@ -112,7 +112,8 @@ void gh_plan_cache_release(gh_plan_cache *c)
         }
     }
     pthread_mutex_unlock(&caches.lock);
-    /* A thread that found the cache in the registry holds its lock: once it can be locked, no other thread uses it. */
+    /* A thread that found the cache in the registry holds its lock: once this thread has locked it, no other uses the
+     * cache. */
     pthread_mutex_lock(&c->lock);
     pthread_mutex_unlock(&c->lock);
     void (*const each)(gh_plan_cache *c) = watch;

@@ -16,8 +16,8 @@ static bool add_pair(gh_tensor_pairs *pairs, gx_tensor *tensor, gx_tensor *until
     return true;
 }
 
-/* Called by a backend's function: `tensor` must keep its memory until `until` is computed.  Each pair is stored once.
- */
+/* Called by a backend's function that reorders: `tensor` must keep its memory until `until` is computed.  Each pair is
+ * stored once. */
 static void add_dep(void *user, gx_tensor *tensor, gx_tensor *until)
 {
     gh_sched *s = user;
@@ -40,8 +40,8 @@ static bool has_order(const gh_plan *p, const gh_plan_entry *e, gx_tensor *const
     return true;
 }
 
-/* Whether these pairs are those of the plan.  For a tensor that was not in the graph when it was planned, the pair must
- * now have a tensor that is not in the graph either. */
+/* Whether these pairs are those of the plan.  A tensor that was not in the graph when the plan was made is matched by
+ * any tensor that is not in the graph now. */
 static bool has_pairs(const gh_plan_entry *e, const gh_tensor_pairs *deps)
 {
     bool same = deps->n == e->plan->n_pairs;
@@ -74,9 +74,9 @@ bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *sa
     return !s->dep_failed;
 }
 
-/* Store in p->pair the ids of the pairs that backends named, and make them alloc dependencies of the plan, except those
- * of a tensor whose memory the plan does not choose, or that is computed only after the node until which it should be
- * kept. */
+/* Store in p->pair the ids of the pairs that backends named, and make the pairs alloc dependencies of the plan.  A pair
+ * is left out there if the plan does not choose the tensor's memory, or the tensor is computed after the node until
+ * which it should be kept. */
 static bool take_deps(const gh_sched *s, gh_plan *p)
 {
     const gh_reader *r = &s->cache->reader;
@@ -120,7 +120,7 @@ static bool take_order(const gh_reader *r, const gh_signature *signature, gh_pla
     return done;
 }
 
-/* Read the reordered graph, and give e a new plan for it.  Nodes have other ids now than in the signature, which is of
+/* Read the reordered graph, and give e a new plan for it.  Its nodes have other ids than in the signature, which keeps
  * the client's order: the plan's `order` translates them. */
 static int read_reordered(gh_sched *s, gh_plan_entry *e, void *graph)
 {

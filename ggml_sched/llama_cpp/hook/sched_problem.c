@@ -120,8 +120,8 @@ typedef struct {
     int32_t n;
 } buffer_types;
 
-/* The index of a buffer type, which is added if it is new; -1: too many.  NULL is the type of memory without a buffer,
- * which counts as the host's: the last backend is the CPU. */
+/* The index of a buffer type, which is added if it is new; -1: too many.  NULL stands for memory without a buffer,
+ * which counts as resident on the last backend, the CPU. */
 static int32_t intern_type(const gh_sched *s, buffer_types *types, void *buft)
 {
     for (int32_t i = 0; i < types->n; i++) {
@@ -156,7 +156,7 @@ static void collect_readers(const gh_sched *s, gh_problem *q, const buffer_types
     }
 }
 
-/* Fill the assignments of a problem, and for each tensor that has memory its backend, kind of buffer and usage. */
+/* Fill the assignments of a problem, and for each tensor that has memory its backend, type of buffer and usage. */
 static int collect_residents(const gh_sched *s, const gh_plan_entry *e, gh_problem *q, gs_error *error)
 {
     const gh_plan *p = e->plan;
@@ -221,10 +221,9 @@ static void collect_answers(const gh_sched *s, const gh_plan_entry *e, gh_proble
     }
 }
 
-/* Backends with the same buffer type, such as the CPU and BLAS, work in the same memory.  A node that the client
- * assigned to one of them goes to the first of them that supports it, as in ggml, so that the graph is not split
- * between them.
- */
+/* Backends with the same buffer type, such as the CPU and BLAS, work in the same memory.  Assign a node that the client
+ * assigned to one of them to the first of them that supports the node, as ggml does, so that the graph is not split
+ * between them. */
 static void join_assignments(const gh_sched *s, gh_problem *q)
 {
     for (int32_t id = 0; id < q->n; id++) {

@@ -76,7 +76,7 @@ static bool make_cache(gh_sched *s, bool offloads)
         return false;
     }
     c->policy.leafs_first = 1;
-    c->policy.stream = 1; /* keep no copies of weights: clients write to weights without calling the scheduler */
+    c->policy.stream = 1; /* copy weights anew in each compute: clients write to them without calling us       */
     c->policy.n_copies = s->n_copies;
     for (int b = 0; b < s->n_backends; b++) {
         c->name[b] = s->lib->backend_name(s->backend[b]);
@@ -156,7 +156,7 @@ GH_EXPORT void *ggml_backend_sched_new(void **backends, void **bufts, int n_back
     s->lib = lib;
     s->n_backends = n_backends;
     s->n_copies = parallel ? GH_MAX_COPIES : 1;
-    /* Clients of before May 2025 pass five parameters: the sixth is undefined. */
+    /* Clients of before May 2025 pass five parameters: op_offload, the sixth, is undefined then. */
     offloads = !lib->has_op_offload || op_offload;
     for (int b = 0; b < n_backends; b++) {
         s->backend[b] = backends[b];
@@ -213,8 +213,8 @@ static void log_failure(const gh_sched *s, gs_error *error)
     }
 }
 
-/* The entry of a graph, with a plan; `grows`: the buffers are grown to what it needs.  NULL: last_error() has the
- * reason. */
+/* The entry of a graph, with a plan.  `grows`: also grow the buffers to what the plan needs.  NULL: last_error() has
+ * the reason. */
 static gh_plan_entry *get_entry(gh_sched *s, void *graph, int flags, bool grows)
 {
     gs_error error;
@@ -262,8 +262,8 @@ static bool reserve(gh_sched *s, void *graph)
     return true;
 }
 
-/* Reserve a graph in arenas without memory, and report their sizes: measuring.h.  `s`: the scheduler if it is ours,
- * else NULL. */
+/* Measure a graph in a dry run (measuring.h): reserve it in arenas without memory, and report their sizes.  `s`: the
+ * scheduler if it is ours, else NULL. */
 static void measure(gh_sched *s, const void *caller, void *sched, void *graph, size_t *sizes)
 {
     size_t nbytes[GH_MAX_BACKENDS] = {0};

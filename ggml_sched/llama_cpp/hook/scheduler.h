@@ -1,4 +1,4 @@
-/* ggml_sched/llama_cpp/hook/scheduler.h -- ggml's scheduler (ggml_backend_sched) on the planner.
+/* ggml_sched/llama_cpp/hook/scheduler.h -- ggml's scheduler (ggml_backend_sched) on our planner.
  *
  *     scheduler.c        ggml's functions, as clients call them
  *     sched_problem.c    the planner's problem: what the client assigned, and what backends and buffers answer
@@ -18,7 +18,7 @@
 #include "plan_cache.h"
 
 #define GH_MAX_COPIES 4     /* copy slots, where computes may overlap: as many as ggml has                 */
-#define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* ggml's own schedulers begin with small numbers       */
+#define GH_SCHED_MAGIC UINT64_C(0x6768736368656431) /* first word of ours; ggml's begin with small numbers  */
 
 /* Tensors that were assigned a backend, in the order in which they were assigned first. */
 typedef struct gh_assignments {
@@ -31,7 +31,7 @@ typedef struct gh_assignments {
 
 void gh_assignments_clear(gh_assignments *a);
 bool gh_assignments_set(gh_assignments *a, const gx_tensor *tensor, int32_t backend);
-int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: it was assigned none */
+int32_t gh_assignments_get(const gh_assignments *a, const gx_tensor *tensor); /* -1: none was assigned */
 void gh_assignments_free(gh_assignments *a);
 
 /* Pairs of tensors: the first one's memory is kept until the second is computed. */
@@ -60,23 +60,24 @@ typedef struct gh_sched {
                              * instead of `assignments`; else NULL                                          */
     gh_plan_entry *current; /* the entry of the last graph, which the client's queries are about; NULL after a reset */
     bool is_allocated;      /* the graph of `current` has its addresses and copies, and may be computed     */
-    int n_splits;           /* of the graph that was split last                                             */
+    int n_splits;           /* how many splits the graph has that was split last                            */
     /* What the allocated graph is computed with: */
     gh_part *part;          /* [n_splits] the nodes of each split, as a graph                               */
     int32_t room_part;
     bool busy[GH_MAX_BACKENDS]; /* the backend may still compute                                            */
-    gx_tensor **original;   /* [n_originals] scratch of binding.c: what is copied for the graph that is bound */
+    gx_tensor **original;   /* [n_originals] scratch of binding.c: the tensors of the bound graph that are copied */
     int32_t n_originals;
     int32_t room_original;
     int32_t *ids;           /* scratch of experts.c: the ids of experts that tokens chose                   */
     unsigned char *is_used; /* [experts] scratch of experts.c: whether some token chose the expert          */
-    int32_t room_ids;       /* bytes                                                                        */
+    int32_t room_ids;       /* bytes of `ids`                                                               */
     int32_t room_experts;
     gh_tensor_pairs deps;   /* pairs that backends named in the graph that they reordered last              */
     bool dep_failed;        /* a pair could not be stored: no memory                                        */
 } gh_sched;
 
-/* A copy has in its padding its own address and this number, by which it is recognised among the sources of a node. */
+/* A copy's padding holds its mark: its own address xor this number.  By the mark a source of a node is recognised as a
+ * copy. */
 #define GH_COPY_MARK UINT64_C(0x6768636f70793130)
 
 static inline uint64_t gh_copy_mark(const gx_tensor *t)
@@ -103,22 +104,23 @@ static inline gh_copied *gh_copy_of(gx_tensor *t)
 /* -- sched_problem.c */
 extern const gh_cache_level gh_sched_level;
 
-/* -- reordering.c: members of the cache level */
+/* -- reordering.c: two functions of gh_sched_level; gh_cache_level says what they do */
 bool gh_sched_reorder(void *owner, const gh_plan_entry *e, void *graph, bool *same);
 int gh_sched_plan_reordered(void *owner, gh_plan_entry *e, void *graph, gs_error *error);
 
-/* -- binding.c: gh_unbind restores the sources, and removes the addresses, that binding gave a graph's tensors; gh_bind
- * binds a graph to the entry that was found for it. */
+/* -- binding.c: gh_bind binds a graph to the entry that was found for it; gh_unbind gives the nodes of a graph their
+ * original sources back, and removes addresses in our buffers. */
 void gh_unbind(gh_sched *s, void *graph);
 bool gh_bind(gh_sched *s, gh_plan_entry *e, void *graph);
-/* Fill p->split_at, n_splits and waits, unless that was done before.  False without memory. */
+/* Fill p->split_at, n_splits, read and waits, unless that was done before.  False without memory. */
 bool gh_plan_find_splits(const gh_sched *s, gh_plan *p);
 
 /* -- experts.c: copy, of the weight that is input number `input` of the plan, only the experts that the split uses.
  * False: nothing was copied, and the caller copies the whole weight. */
 bool gh_copy_experts(gh_sched *s, const gh_plan_entry *e, int32_t split, int32_t input);
 
-/* -- compute.c: compute the allocated graph, with one of ggml's status codes; wait until all backends are done. */
+/* -- compute.c: gh_compute computes the allocated graph and returns one of ggml's status codes; gh_synchronize waits
+ * until all backends are done. */
 int gh_compute(gh_sched *s);
 void gh_synchronize(gh_sched *s);
 

@@ -1,9 +1,9 @@
 /* ggml_sched/llama_cpp/hook/size_hints.c -- the sizes for which a new plan makes room.  See plan_cache.h.
  *
- * A client reserves some wirings at their largest, and allocates graphs of others only later, perhaps a small one
- * first: batches of embeddings, for example.  Most nodes of such a graph are also in a reserved one.  It is planned
- * with the sizes of those, so that larger batches of its wiring need no further plan.  A graph that is larger than the
- * cached ones of its wiring is planned for the largest sizes that were seen, whatever backends the client assigned.
+ * A client reserves the largest graphs of some wirings.  Graphs of other wirings it only allocates, perhaps a small one
+ * first: batches of embeddings, for example.  Most nodes of such a graph are also in a reserved graph, and are planned
+ * with their sizes there, so that larger batches of the same wiring need no further plan.  A graph that is larger than
+ * the cached ones of its wiring is planned for the largest sizes of them all, whatever backends the client assigned.
  */
 #include "plan_cache.h"
 
@@ -24,15 +24,15 @@ static void raise_size(gh_problem *p, const gs_graph_arrays *arrays, int32_t id,
     }
 }
 
-/* Whether a tensor of one graph may play the same part as a tensor of another: same op, type and role. */
+/* Whether a tensor of one graph may correspond to a tensor of another graph: both have the same op, type and role. */
 static bool resemble(const gh_plan_entry *e, int32_t id, const gh_plan_entry *other, int32_t other_id)
 {
     const gh_descriptor *a = gh_descriptor_at(&e->signature, id), *b = gh_descriptor_at(&other->signature, other_id);
     return a->op == b->op && a->type == b->type && e->plan->role[id] == other->plan->role[other_id];
 }
 
-/* Raise the sizes of e's inputs to those of the other graph's tensors of the same name.  Any tensor there, not only
- * inputs: what one graph computes, such as the embeddings of tokens, may be an input of the other. */
+/* Raise the sizes of e's inputs to those of the other graph's tensors of the same name.  The latter need not be inputs:
+ * what one graph computes, such as the embeddings of tokens, may be an input of the other. */
 static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
 {
     for (int32_t i = 0; i < e->signature.n_leafs; i++) {
@@ -47,14 +47,14 @@ static void raise_inputs(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
-/* The id of the node at a position. */
+/* The id of the node at a position of the client's graph. */
 static int32_t node_id(const gh_plan_entry *e, int32_t position)
 {
     return gh_listed_id(&e->signature, e->signature.n_leafs + position);
 }
 
-/* Two graphs are similar if their first nodes and their last nodes, as far as they resemble each other, are at least
- * half of e's nodes.  Then raise the sizes of these nodes, and of inputs, to those of the other graph. */
+/* Two graphs are similar if the nodes at their starts and at their ends that resemble each other pairwise are at least
+ * half of e's nodes.  Then raise the sizes of these nodes of e, and of e's inputs, to those in the other graph. */
 static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
 {
     const int32_t n = e->signature.n_nodes, m = other->signature.n_nodes, most = n < m ? n : m;
@@ -77,8 +77,8 @@ static void raise_nodes(gh_plan_entry *e, const gh_plan_entry *other)
     }
 }
 
-/* At level alloc ggml's scheduler makes the copies: each is a node without sources, and a view of its original is
- * listed just before it.  The id of the original, if `id` is such a copy; else `id`. */
+/* The id of the original if `id` is a copy that ggml's scheduler has made (level alloc); else `id`.  Such a copy is a
+ * node without sources, and a view of its original is listed just before it. */
 static int32_t original_of(const gh_plan_entry *e, int32_t id)
 {
     const gh_signature_item *item = e->signature.wiring->item;
@@ -89,9 +89,9 @@ static int32_t original_of(const gh_plan_entry *e, int32_t id)
 }
 
 /* The most rows that a node may gather (GET_ROWS) in graphs of its wiring, where `numbers`, its tensor of row numbers,
- * is a view of an input; -1: it is none.  Each graph divides the input's numbers anew among several views: those of the
- * batch's sequences, and those of other sequences whose states move.  So the view may have all numbers of the input, or
- * one less if it does not begin with the first number, which then belongs to another view. */
+ * is a view of an input; -1: `numbers` is no such view.  Each graph divides the input's numbers anew among several
+ * views: those of the batch's sequences, and those of other sequences whose states move.  So the view may have all
+ * numbers of the input, or one less if it does not begin with the first number, which then belongs to another view. */
 static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
 {
     const int32_t view = original_of(e, numbers);
@@ -104,7 +104,8 @@ static int64_t most_rows(const gh_plan_entry *e, int b, int32_t numbers)
         - (gh_descriptor_at(&e->signature, view)->view_offs > 0);
 }
 
-/* The tensor of row numbers is raised, too: a view takes no memory, but a copy of it on another backend does. */
+/* The bytes of the tensor of row numbers are raised, too: a view takes no memory, but its copy on another backend
+ * does. */
 bool gh_size_hints_raise_rows(gh_plan_entry *e)
 {
     const gs_graph_arrays *arrays = &e->plan->arrays;
