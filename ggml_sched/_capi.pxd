@@ -15,25 +15,26 @@ cdef extern from "<stdatomic.h>" nogil:
 
 # The struct behind a gs_api_graph handle.
 ctypedef struct gs_graph_box:
-    gs_graph g                  # its arrays are in `block`
-    void *block                 # owned
+    gs_graph g                  # the graph; its arrays are in `block`
+    void *block                 # memory of the arrays, owned
     int64_t room                # bytes of `block`
     gs_graph_size size
-    uint64_t filling            # a number unique to these contents: calls of graph_new and graph_refill so far
-    bint finished               # graph_finish has succeeded since the last of them
-    bint trimmed                # graph_trim or graph_keep_wiring has freed arrays since then
+    uint64_t filling            # calls of graph_new and graph_refill so far, which number the contents
+    bint finished               # graph_finish has succeeded for the present contents
+    bint trimmed                # graph_trim or graph_keep_wiring has freed arrays of the present contents
 
 
 # The struct behind a gs_api_plan handle.
 ctypedef struct gs_plan_box:
-    gs_plan c                   # owned
-    gs_request request          # its memory is owned; without pointers to arrays of the caller
+    gs_plan c                   # the plan; its arrays are owned
+    gs_request request          # its memory is owned; it has no pointers to arrays of the caller
     const gs_graph_box *graph   # the graph of the plan; never dereferenced unless the caller passes it again
     uint64_t filling            # graph.filling when the plan was made
     gs_graph_size size          # the size of the graph when the plan was made
 
 
-# What another step, or the host, waits for at the end of a step; `event` is NULL where there is nothing to wait for.
+# The event at the end of a step, for which other steps or the host wait, and the backend that records it.  `event` is
+# NULL where there is nothing to wait for.
 ctypedef struct gs_done:
     void *event
     int32_t backend
@@ -45,9 +46,9 @@ ctypedef struct gs_program_box
 # The struct behind a gs_api_arenas handle, with its arrays in the same block.
 ctypedef struct gs_arenas_box:
     int32_t n_backends
-    int32_t n_owners            # programs, and the caller until arenas_free; when it is 0, the arenas are freed
-    gs_program_box *current     # whose data is in the arenas; NULL: none
-    atomic_flag busy            # a function uses one of the programs
+    int32_t n_owners            # its programs, and the caller until arenas_free; at 0 the arenas are freed
+    gs_program_box *current     # the program whose data is in the arenas; NULL: none
+    atomic_flag busy            # set while a function uses one of the programs
     gs_backend *backends        # [n_backends]
     int32_t *begin              # [n_backends + 1] index of a backend's first chunk in `chunk`
     void **chunk                # the memory of each chunk; NULL for a chunk without bytes
@@ -57,47 +58,47 @@ ctypedef struct gs_arenas_box:
 # The struct behind a gs_api_program handle.  All arrays but those of `c` and `backends` are in `memory`.
 ctypedef struct gs_program_box:
     gs_program c
-    gs_arenas_box *arenas       # one of its owners
-    void *steps                 # owned; the arrays of `c`
-    void *memory                # owned
+    gs_arenas_box *arenas       # counts this program in n_owners
+    void *steps                 # the block with the arrays of `c`, owned
+    void *memory                # the block with the arrays below, owned
     int32_t n_tensors
     int32_t n_backends
     int32_t n_awaited           # steps for which others wait
     int32_t n_written           # residents that nodes write to
-    int32_t depth               # how many computes have events of their own: c.reach + 1
+    int32_t depth               # events of each awaited step, one for each of the latest computes: c.reach + 1
     int32_t n_runs              # entries of `runs`
-    int64_t n_twins             # nodes of runs for which there are twins: they read copies, or compute into one
+    int64_t n_twins             # twins of all runs: of nodes in runs that read copies, or compute into one
     int64_t n_listed            # nodes of all runs
-    int64_t n_computed          # computes so far, which choose copy slots
+    int64_t n_computed          # computes so far; this number chooses the copy slots
     int64_t n_queued            # computes since all backends were last synchronized
     bint has_results            # the last compute has succeeded so far
-    gs_backend *backends        # [n_backends] of `arenas`
-    gs_node *nodes              # [c.n_ids] tensors, then copy slots
+    gs_backend *backends        # [n_backends] those of `arenas`, not owned
+    gs_node *nodes              # [c.n_ids] of each id: graph tensors, then copy slots
     gs_node *twins              # [n_twins]
     gs_run_nodes *runs          # [n_runs]
     const gs_node **listed      # [n_listed] the nodes of all runs, one run after another; a twin in place of its node
     int32_t *listed_ids         # [n_listed] the ids of these nodes
     int32_t *run_of             # [c.n_steps] index in `runs` of a step's first entry
     int32_t *n_turns            # [c.n_steps] how many entries of `runs` a step has: 1, or c.copy_slots
-    int32_t *group_begin        # of all runs together
-    int32_t *group_member
-    unsigned char *needed       # [n_listed]
+    int32_t *group_begin        # gs_run_nodes.group_begin of all runs, one after another
+    int32_t *group_member       # gs_run_nodes.group_member of all runs
+    unsigned char *needed       # [n_listed] gs_run_nodes.needed of all runs
     void **address              # [c.n_ids]
     int32_t *holder             # [c.n_ids] the backend of an id's memory; -1: none
     int32_t *root               # [n_tensors] the id that owns a tensor's memory
-    int64_t *version            # [n_tensors] of a root: grows when its data changes
-    int64_t *held               # [c.n_ids] the version in a location that no other id uses; -1: none
-    const void **data           # [n_tensors] what the caller set
+    int64_t *version            # [n_tensors] of each root a number that grows when the root's data changes
+    int64_t *held               # [c.n_ids] the version of the data in an id's memory, for if_changed; -1: unknown
+    const void **data           # [n_tensors] the data that the caller has set; NULL: none
     unsigned char *traits       # [n_tensors] IS_* bits
-    int32_t *written            # [n_written]
-    int32_t *awaited            # [c.n_steps] the number of an awaited step among them; -1
-    void **event                # [n_awaited][depth]
-    gs_done *done               # [n_awaited][depth]
-    gs_done *last               # [n_backends] the latest of `done` in each queue
-    void **follow               # [n_backends] an event of each queue, for copies
+    int32_t *written            # [n_written] ids of the residents that nodes write to
+    int32_t *awaited            # [c.n_steps] the row of an awaited step in `event` and `done`; -1: not awaited
+    void **event                # [n_awaited][depth] of each awaited step; compute number k uses the k % depth-th
+    gs_done *done               # [n_awaited][depth] what a wait for the step waits for: `event`, or an earlier one
+    gs_done *last               # [n_backends] the last of `done` that was recorded in each queue
+    void **follow               # [n_backends] an event of each queue, for copies between queues (let_follow)
     char *staging               # [n_staging] host memory through which copies go
-    char *experts               # the numbers of used experts, as bytes
-    unsigned char *used         # [n_expert] 1 for each used expert
+    char *experts               # [n_expert_bytes] the tensor with the numbers of used experts, read to the host
+    unsigned char *used         # [n_used] of each expert: 1 if it is used
     int64_t n_staging
     int64_t n_expert_bytes
     int64_t n_used

@@ -2,9 +2,9 @@
 """The C API: the functions of ggml_sched/api.h, in a capsule named `api`.
 
 Owns the handles, and checks that a call is valid in the present state of a handle.  Calls core.graph to check graphs,
-core.plan to check problems and make plans, core.pack to pack buffers, and planning._c_program to compile programs.  No
-function but program_new and program_new_in needs the GIL or uses a Python object.  Invariant: every handle that a caller
-has is complete, and a function that fails has changed no handle.
+core.plan to check problems and make plans, core.pack to pack buffers, and planning._c_program to compile programs.
+Only program_new and program_new_in take the GIL and use Python objects.  Invariant: every handle that a caller has is
+complete, and a function that fails has changed no handle.
 
 Includes, before the table at the end:
 
@@ -36,7 +36,7 @@ cdef extern from "Python.h" nogil:
 
 
 cdef int refuse(gs_error *error, int status, int64_t value, int64_t limit, const char *message) noexcept nogil:
-    """Describe an invalid call in `error`; returns the status."""
+    """Describe an invalid call in `error`, unless that is NULL; returns the status."""
     if error != NULL:
         error.status = status
         error.tensor = error.backend = error.index = -1
@@ -89,7 +89,7 @@ cdef int graph_refill(gs_api_graph *graph, const gs_graph_size *size, gs_graph_a
 
 
 cdef void show_arrays(const gs_graph *g, gs_graph_arrays *found) noexcept nogil:
-    """Store the addresses of a graph's arrays that are not derived."""
+    """Store in *found the addresses of the arrays of a graph that the caller fills."""
     found.layout, found.view_src, found.view_offs, found.flags = g.layout, g.view_src, g.view_offs, g.flags
     found.src_begin, found.src, found.slot = g.src_begin, g.src, g.slot
     found.param_begin, found.param = g.param_begin, g.param
@@ -150,9 +150,9 @@ cdef int graph_keep_wiring(gs_api_graph *graph, gs_graph_arrays *kept, gs_error 
 
 
 cdef void shrink_block(gs_graph_box *box, int64_t bytes) noexcept nogil:
-    """Free all but the first bytes of a graph's block, and note that the graph is trimmed."""
+    """Free a graph's block except its first `bytes`, and note that the graph is trimmed."""
     cdef void *block = realloc(box.block, max(bytes, 1))
-    if block != NULL:       # otherwise the arrays stay where they are
+    if block != NULL:       # if realloc fails, the block keeps its size
         box.block, box.room = block, bytes
     box.trimmed = True
 
@@ -222,7 +222,7 @@ cdef void policy_seed(gs_policy *policy) noexcept nogil:
 
 cdef int plan_box_new(const gs_graph_box *graph, const gs_problem *problem, gs_plan_box **box,
                       gs_error *error) noexcept nogil:
-    """Check graph and problem, and make a handle with their request and an empty plan."""
+    """Check graph and problem, and make in *box a handle with their request and an empty plan."""
     cdef int status
     if graph == NULL or problem == NULL or not graph.finished or graph.trimmed:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"problem is NULL, or graph is NULL, trimmed or not finished")
@@ -266,7 +266,7 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
 
 
 cdef bint made_for(const gs_plan_box *plan, const gs_graph_box *graph) noexcept nogil:
-    """Whether a plan was made for the present contents of a graph; does not read the plan's graph, which may be
+    """Whether a plan was made for the present contents of `graph`.  Does not read *plan.graph, which may have been
     freed."""
     return (plan.graph == graph and plan.filling == graph.filling and plan.size.n_tensors == graph.size.n_tensors
             and plan.size.n_nodes == graph.size.n_nodes and plan.size.n_src == graph.size.n_src)
@@ -358,7 +358,7 @@ cdef int c_pack(int32_t n, const int64_t *lower, const int64_t *upper, const int
 
 
 cdef int number_of(const char *name, const char *(*name_of)(int) noexcept nogil, int n) noexcept nogil:
-    """The number below n that has this name; -1 if none has it."""
+    """The number below n whose name, by `name_of`, is `name`; -1 if there is none."""
     cdef const char *found
     cdef int number
     if name != NULL:

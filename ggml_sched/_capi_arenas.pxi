@@ -1,17 +1,18 @@
 # Arenas of the C API: backends and their memory, which programs use one at a time.
 #
-# Owns the buffers and a copy of the backends' tables.  Invariants: the data in the buffers is that of `current` alone,
-# and one function at a time uses the programs of the same arenas.
+# Owns the buffers and a copy of the backends' tables.  Invariants: the data in the buffers is that of one program,
+# `current`, and one function at a time uses the programs of the same arenas.
 
 cdef void *reserve(size_t base, int64_t *at, int64_t nbytes) noexcept nogil:
-    """The next `nbytes` of a block that begins at address `base`; adds them to *at."""
+    """The address of the next `nbytes` of a block at address `base`, of which *at bytes are taken; adds them to *at."""
     cdef size_t found = base + <size_t>at[0]
     at[0] += (nbytes + 7) // 8 * 8
     return <void *>found
 
 
 cdef int64_t arenas_lay_out(gs_arenas_box *x, int64_t n_chunks, size_t base) noexcept nogil:
-    """Set the addresses of all arrays in a block at `base`, after the struct; returns the bytes of the block."""
+    """Set the addresses of all arrays in a block at `base`, after the struct; returns the bytes of the block.  A first
+    call, with base 0, is for these bytes alone."""
     cdef int64_t at = 0
     reserve(base, &at, sizeof(gs_arenas_box))
     x.backends = <gs_backend *>reserve(base, &at, x.n_backends * sizeof(gs_backend))
@@ -22,7 +23,7 @@ cdef int64_t arenas_lay_out(gs_arenas_box *x, int64_t n_chunks, size_t base) noe
 
 
 cdef int check_backends(const gs_backend *backends, int32_t n, gs_error *error) noexcept nogil:
-    """GS_BAD_ARGUMENT for a table that lacks a function."""
+    """GS_OK if the table of each backend has the functions that it needs; else GS_BAD_ARGUMENT."""
     cdef char name[NAME_ROOM]
     cdef const char *lacks
     cdef int32_t k
@@ -39,7 +40,7 @@ cdef int check_backends(const gs_backend *backends, int32_t n, gs_error *error) 
 
 
 cdef const char *what_lacks(const gs_backend *b) noexcept nogil:
-    """The first function that is missing in a table; NULL: none."""
+    """What the table of a backend lacks: the name of a function, and why it is needed; NULL: nothing."""
     if b.alloc == NULL:
         return b"alloc"
     if b.free == NULL:
@@ -124,7 +125,8 @@ cdef int32_t most_chunks(const gs_api_plan *const *plans, int32_t n_plans, int32
 
 cdef int allocate_chunk(gs_arenas_box *x, const gs_api_plan *const *plans, int32_t n_plans, int32_t b, int32_t k,
                         gs_error *error) noexcept nogil:
-    """Allocate chunk k, of backend b, as large and as aligned as one of the plans needs it; nothing for 0 bytes."""
+    """Allocate chunk k, which is of backend b, with the largest size and alignment that a plan needs; none for 0
+    bytes."""
     cdef gs_error said
     cdef const gs_plan_box *plan
     cdef void *found = NULL
@@ -177,7 +179,8 @@ cdef void arenas_free(gs_api_arenas *arenas) noexcept nogil:
 
 
 cdef int check_fit(const gs_arenas_box *x, const gs_plan_box *plan, gs_error *error) noexcept nogil:
-    """GS_BAD_ARGUMENT, GS_OUT_OF_MEMORY or GS_BAD_PLACEMENT unless the arenas of a plan fit into these."""
+    """GS_OK if the arenas of a plan fit into these; else GS_BAD_ARGUMENT (the plan has other backends),
+    GS_OUT_OF_MEMORY or GS_BAD_PLACEMENT (the alignment is too small)."""
     cdef const gs_plan *p = &plan.c
     cdef int64_t nbytes, room, alignment
     cdef int32_t b, k, chunk
@@ -202,7 +205,7 @@ cdef int check_fit(const gs_arenas_box *x, const gs_plan_box *plan, gs_error *er
 
 cdef int refuse_arena(const gs_arenas_box *x, gs_error *error, int status, int32_t b, int64_t value, int64_t limit,
                       const char *format) noexcept nogil:
-    """`refuse` with the backend and both numbers in the message."""
+    """Describe in `error` an arena that a plan does not fit into, with backend and both numbers; returns the status."""
     cdef char name[NAME_ROOM]
     refuse(error, status, value, limit, b"")
     if error != NULL:
@@ -213,7 +216,8 @@ cdef int refuse_arena(const gs_arenas_box *x, gs_error *error, int status, int32
 
 
 cdef int enter(gs_program_box *program, gs_error *error) noexcept nogil:
-    """Begin to use a program; GS_BAD_ARGUMENT for NULL, GS_HAZARD if a function already uses one of its arenas."""
+    """Begin to use a program; GS_BAD_ARGUMENT for NULL, GS_HAZARD if another function is using a program of its
+    arenas."""
     if program == NULL:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"program is NULL")
     if atomic_flag_test_and_set(&program.arenas.busy):
@@ -223,13 +227,14 @@ cdef int enter(gs_program_box *program, gs_error *error) noexcept nogil:
 
 
 cdef int leave(gs_program_box *program, int status) noexcept nogil:
-    """End the use; returns `status`."""
+    """End the use of a program that `enter` has begun; returns `status`."""
     atomic_flag_clear(&program.arenas.busy)
     return status
 
 
 cdef int make_current(gs_program_box *program, gs_error *error) noexcept nogil:
-    """Let the arenas hold the data of a program; waits for the work of the program whose data is lost by that."""
+    """Let a program use its arenas: waits for the queued work of the program that used them last, whose data is
+    lost."""
     cdef gs_program_box *other = program.arenas.current
     cdef int status = GS_OK
     if other == program:

@@ -1,11 +1,9 @@
-# Programs of the C API: making them, with their memory, events and the arguments of backends.
-#
-# Everything that a compute uses is allocated here, so that a compute allocates nothing.  _capi_run.pxi runs them.
-# Owns the events; they are freed by the backends that made them.
+# Programs of the C API: making them, with their memory, their events and the structs that backends receive.
 
 
 cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) noexcept nogil:
-    """Set the addresses of all arrays in a block at `base`; returns the bytes of the block."""
+    """Set the addresses of all arrays in a block at `base`; returns the bytes of the block.  A first call, with base 0,
+    is for these bytes alone."""
     cdef int64_t at = 0, n = x.n_tensors, n_ids = x.c.n_ids, n_steps = x.c.n_steps
     cdef int64_t n_events = <int64_t>x.n_awaited * x.depth
     x.nodes = <gs_node *>reserve(base, &at, n_ids * sizeof(gs_node))
@@ -39,7 +37,8 @@ cdef int64_t program_lay_out(gs_program_box *x, int64_t n_members, size_t base) 
 
 cdef int write_steps(gs_program_box *x, const gs_graph *g, const gs_plan *p, const int32_t *resident,
                      gs_error *error) noexcept with gil:
-    """Let planning/_c_program write the steps to x.c; an exception becomes a status and its message."""
+    """Let planning/_c_program write the steps of the plan to x.c.  An exception becomes a status, with its text as the
+    message."""
     cdef bytes said
     try:
         from ggml_sched.planning._c_program import write_program
@@ -54,7 +53,7 @@ cdef int write_steps(gs_program_box *x, const gs_graph *g, const gs_plan *p, con
 
 
 cdef void count_parts(gs_program_box *x, const gs_graph *g) noexcept nogil:
-    """Set the counts by which program_lay_out reserves memory."""
+    """Count what program_lay_out reserves memory for: events, runs, nodes, twins, and bytes of staging and experts."""
     cdef const gs_step *step
     cdef int64_t n, n_turns
     cdef int32_t i, k
@@ -81,7 +80,8 @@ cdef void count_parts(gs_program_box *x, const gs_graph *g) noexcept nogil:
 
 
 cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nogil:
-    """How many gs_run_nodes a run has: one for each slot of the copies that its nodes read or write."""
+    """How many gs_run_nodes a run needs: one, or one for each copy slot if it reads or writes a copy with several
+    slots."""
     cdef int32_t k
     if step.n_slots > 1:
         return x.c.copy_slots
@@ -93,7 +93,7 @@ cdef int32_t turns_of(const gs_program_box *x, const gs_step *step) noexcept nog
 
 cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, const int32_t *resident,
                        void *const *given, gs_error *error) noexcept nogil:
-    """Set each id's address, node and traits."""
+    """Set the address, backend, node and traits of each id."""
     cdef gs_node *node
     cdef int64_t stride, offset
     cdef int32_t i, k, m, like
@@ -168,12 +168,12 @@ cdef int place_tensors(gs_program_box *x, const gs_graph *g, const gs_plan *p, c
     for i in range(x.n_tensors):
         m = x.root[i]
         if g.layout[m].op == GS_OP_NONE and not x.traits[m] & (IS_RESIDENT | IS_FILLED):
-            x.traits[i] &= ~IS_READABLE         # read through copies alone, or not at all
+            x.traits[i] &= ~IS_READABLE         # nodes read the leaf through copies alone, or not at all
     return GS_OK
 
 
 cdef int list_runs(gs_program_box *x, const gs_graph *g, const gs_plan *p, gs_error *error) noexcept nogil:
-    """Make the gs_run_nodes of each run, one for each slot of its copies."""
+    """Make the gs_run_nodes of each run, one for each copy slot that its nodes use in turn, with twins where needed."""
     cdef gs_node **twin_of = <gs_node **>calloc(max(x.n_tensors, 1), sizeof(gs_node *))
     cdef int32_t *index = <int32_t *>malloc(max(g.n_nodes, 1) * sizeof(int32_t))
     cdef gs_run_nodes *run = x.runs
@@ -211,7 +211,7 @@ cdef int list_runs(gs_program_box *x, const gs_graph *g, const gs_plan *p, gs_er
             if step.n_reads or step.n_slots:
                 rewire(x, g, step, t, twin_of, run)
             run += 1
-        # Groups are of the step's nodes: the gs_run_nodes of all slots share them.
+        # The fusion groups of a step are the same for all slots: its gs_run_nodes share the arrays.
         run -= x.n_turns[i]
         n, begin = 0, p.group_begin
         x.group_begin[n_begins] = n_members
@@ -241,7 +241,8 @@ cdef int list_runs(gs_program_box *x, const gs_graph *g, const gs_plan *p, gs_er
 
 cdef void rewire(gs_program_box *x, const gs_graph *g, const gs_step *step, int32_t turn, gs_node **twin_of,
                  gs_run_nodes *run) noexcept nogil:
-    """Let the twins of a run read copies, or each other, and the last one compute into its copy; clears twin_of."""
+    """Make the twins of a run read copies, or each other, and the last twin compute into its copy, if it has one.  Sets
+    the run's entries in twin_of back to NULL."""
     cdef gs_node *twin
     cdef const gs_read *read
     cdef int32_t k, s, id
@@ -263,7 +264,8 @@ cdef void rewire(gs_program_box *x, const gs_graph *g, const gs_step *step, int3
 
 
 cdef int make_events(gs_program_box *x, gs_error *error) noexcept nogil:
-    """Make an event for each awaited step, one for each compute that steps may wait for, and one for each queue."""
+    """Make the events: `depth` of them for each awaited step, since steps wait for earlier computes, and one for each
+    queue."""
     cdef int32_t k, d, b, at = 0, status = GS_OK
     for b in range(x.n_backends):
         status = new_event(x, b, &x.follow[b], error)
@@ -281,7 +283,7 @@ cdef int make_events(gs_program_box *x, gs_error *error) noexcept nogil:
 
 
 cdef int new_event(gs_program_box *x, int32_t b, void **event, gs_error *error) noexcept nogil:
-    """Set *event, which is NULL before, to a new event of backend b; it stays NULL if the backend has no events."""
+    """Make an event of backend b in *event, which is NULL before, and stays NULL if the backend has no events."""
     cdef gs_error said
     cdef int status
     if x.backends[b].event_new == NULL:
@@ -359,7 +361,7 @@ cdef int program_new_in(const gs_api_graph *graph, const gs_api_plan *plan, gs_a
 
 cdef int fill_program(gs_program_box *x, const gs_graph *g, const gs_plan_box *plan, void *const *resident,
                       gs_error *error) noexcept nogil:
-    """Make all parts of a program; program_free frees those that are made, also after a failure."""
+    """Make all parts of a program.  After a failure the caller calls program_free, which frees those that were made."""
     cdef const gs_plan *p = &plan.c
     cdef const int32_t *residents = plan.request.p.resident
     cdef int64_t bytes, n_members = p.group_begin[p.n_groups] if p.n_groups else 0
@@ -373,7 +375,7 @@ cdef int fill_program(gs_program_box *x, const gs_graph *g, const gs_plan_box *p
         return refuse(error, GS_NO_HOST_MEMORY, bytes, 0, b"no host memory for a program")
     program_lay_out(x, n_members, <size_t>x.memory)
     x.c.address = x.address
-    memset(x.awaited, 0xff, x.c.n_steps * sizeof(int32_t))      # -1
+    memset(x.awaited, 0xff, x.c.n_steps * sizeof(int32_t))      # every number becomes -1
     status = place_tensors(x, g, p, residents, resident, error)
     if status == GS_OK:
         status = list_runs(x, g, p, error)

@@ -6,8 +6,8 @@
 
 cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *said, int status, int32_t b,
                         const char *doing, const char *what, int64_t value) noexcept nogil:
-    """Describe the failure of a backend's function in `error`; returns the status, GS_BACKEND_FAILED for one that is
-    none.  `said`: what the function has written."""
+    """Describe the failure of a backend's function in `error`, unless that is NULL.  Returns the function's status, or
+    GS_BACKEND_FAILED if that is no error of gs_status.  `said` has the message that the function has written."""
     cdef char name[NAME_ROOM]
     cdef const char *why = gs_status_name(status)
     if status >= 0 or why == NULL:
@@ -25,7 +25,8 @@ cdef int backend_failed(const gs_backend *backends, gs_error *error, gs_error *s
 
 cdef int backend_error(const gs_program_box *x, gs_error *error, gs_error *said, int status, int32_t b,
                        int32_t tensor, int32_t step, const char *doing, int64_t value) noexcept nogil:
-    """`backend_failed` with the number of a step and the id of a tensor (-1: none) in `error`."""
+    """Describe the failure of a backend's function as backend_failed does, with a tensor and a step (-1: none) in
+    `error`."""
     cdef char what[48]
     cdef const char *op
     what[0] = 0
@@ -72,7 +73,8 @@ cdef int host_wait(gs_program_box *x, int32_t of, void *event, gs_error *error) 
 
 
 cdef int record(gs_program_box *x, int32_t b, void *event, gs_error *error) noexcept nogil:
-    """Record an event of backend b; where it has no events, wait until its queue is empty."""
+    """Record an event in the queue of backend b.  `event` is NULL if the backend has no events: wait until its queue is
+    empty."""
     cdef gs_error said
     cdef int status = GS_OK
     said.message[0] = 0
@@ -97,7 +99,8 @@ cdef int let_follow(gs_program_box *x, int32_t later, int32_t earlier, gs_error 
 
 
 cdef int synchronize_all(gs_program_box *x, gs_error *error) noexcept nogil:
-    """Wait for every backend, even if one fails; the first failure is returned, and leaves no results."""
+    """Wait for all backends, even if one fails.  Returns the first failure, after which no results and no data are
+    valid."""
     cdef gs_error said
     cdef int32_t b
     cdef int status, first = GS_OK
@@ -112,14 +115,14 @@ cdef int synchronize_all(gs_program_box *x, gs_error *error) noexcept nogil:
     if first != GS_OK:
         forget(x)
         if x.arenas.current != NULL:
-            forget(x.arenas.current)        # what failed may be work of this program
+            forget(x.arenas.current)        # the failed work may be that of this program
     return first
 
 
 cdef void forget(gs_program_box *x) noexcept nogil:
     """Note that no location holds data, and that no node is computed."""
     x.has_results = False
-    memset(x.held, 0xff, x.c.n_ids * sizeof(int64_t))       # -1
+    memset(x.held, 0xff, x.c.n_ids * sizeof(int64_t))       # every number becomes -1
 
 
 # -- moving data ------------------------------------------------------------------------------------------------
@@ -137,7 +140,7 @@ cdef int move(gs_program_box *x, int32_t queue, int32_t there, const char *sourc
         return GS_OK
     said.message[0] = 0
     if queue == there and x.backends[here].concurrent_copies:
-        first = there       # the destination takes data while it computes: its queue is not waited for
+        first = there       # the destination takes data while it computes: the source's queue can copy
     for k in range(2):
         one = first if k == 0 else there + here - first
         b = &x.backends[one]
@@ -174,7 +177,8 @@ cdef int move(gs_program_box *x, int32_t queue, int32_t there, const char *sourc
 
 cdef int move_elements(gs_program_box *x, int32_t queue, int32_t there, const char *source, int32_t here, char *to,
                        const gs_layout *layout, int32_t tensor, int32_t step, gs_error *error) noexcept nogil:
-    """`move` for a tensor's elements alone: the bytes between them belong to others."""
+    """Copy a tensor's elements as `move` does, without the bytes in gaps between them, which belong to other
+    tensors."""
     cdef gs_type_traits traits = gs_traits_of_type(layout.type)
     cdef int64_t size = traits.type_size, at
     cdef int64_t[4] n, index
@@ -209,7 +213,7 @@ cdef int move_elements(gs_program_box *x, int32_t queue, int32_t there, const ch
 
 
 cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *error) noexcept nogil:
-    """Copy the experts whose numbers are in a tensor of the host, or of another backend."""
+    """Copy the used experts of a weight: their numbers are in step.ids, on the host or on another backend."""
     cdef const gs_step *step = &x.c.steps[k]
     cdef const gs_layout *ids = &x.nodes[step.ids].layout
     cdef const gs_layout *weight = &x.nodes[step.tensor].layout
@@ -224,7 +228,8 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
     if not x.traits[root] & IS_LOADED:
         numbers = NULL
     if numbers != NULL:
-        # The numbers may be a view: its offset in the caller's data is that of its address from the root's address.
+        # The numbers may be a view of the leaf that the caller set: they have the same offset in the caller's data as
+        # in the leaf's memory.
         numbers += <char *>x.address[step.ids] - <char *>x.address[root]
     else:
         b = x.holder[step.ids]
@@ -243,7 +248,7 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
         for i in range(ids.ne[0]):
             memcpy(&number, numbers + j * ids.nb[1] + i * ids.nb[0], sizeof(number))
             if 0 <= number < weight.ne[2]:
-                x.used[number] = True       # others are ignored here, and refused by the kernel
+                x.used[number] = True       # the kernel refuses any other number
     size = (weight.ne[1] - 1) * weight.nb[1] + weight.ne[0] // traits.block_size * weight.nb[0]
     for i in range(weight.ne[2]):
         if x.used[i]:
@@ -258,7 +263,8 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
 
 
 cdef gs_done *done_of(const gs_program_box *x, const gs_step *step, const gs_wait *wait) noexcept nogil:
-    """What a step waits for; NULL where there is nothing to wait for."""
+    """The event that `wait` names; NULL if the step needs no wait: that compute was not queued, no event was recorded,
+    or the step is in the same backend's queue."""
     cdef gs_done *found
     if wait.back > x.n_queued or x.awaited[wait.step] < 0:
         return NULL
@@ -281,12 +287,12 @@ cdef int host_waits(gs_program_box *x, const gs_step *step, gs_error *error) noe
 
 
 cdef bint is_due(gs_program_box *x, const gs_step *step, int32_t location) noexcept nogil:
-    """Whether a step has to run: not if its data is in place already."""
+    """Whether a step has to run; False if it is optional (`if_changed`) and its data is already in place."""
     return not step.if_changed or x.held[location] != x.version[x.root[step.tensor]]
 
 
 cdef int issue(gs_program_box *x, int32_t k, int64_t turn, gs_error *error) noexcept nogil:
-    """Issue step k: wait, move data or compute, record."""
+    """Issue step k: wait for other steps, move data or compute, record an event."""
     cdef const gs_step *step = &x.c.steps[k]
     cdef const gs_backend *b = &x.backends[step.backend]
     cdef int32_t location = -1, i
@@ -385,7 +391,8 @@ cdef int program_synchronize(gs_api_program *program, gs_error *error) noexcept 
 
 cdef int check_tensor(const gs_program_box *x, int32_t tensor, int traits, const char *wrong,
                       gs_error *error) noexcept nogil:
-    """GS_BAD_ARGUMENT with the message `wrong` unless `tensor` is an id of the graph with these traits."""
+    """GS_OK if `tensor` is an id of the graph and has all of `traits`; else GS_BAD_ARGUMENT with the message
+    `wrong`."""
     if 0 <= tensor < x.n_tensors and x.traits[tensor] & traits == traits:
         return GS_OK
     return refuse_tensor(error, GS_BAD_ARGUMENT, tensor, tensor, x.n_tensors - 1, wrong)
@@ -393,7 +400,7 @@ cdef int check_tensor(const gs_program_box *x, int32_t tensor, int traits, const
 
 cdef int refuse_tensor(gs_error *error, int status, int32_t tensor, int64_t value, int64_t limit,
                        const char *message) noexcept nogil:
-    """Fill in `error` as `refuse` does, naming the tensor first in the message (-1: no tensor); returns the status."""
+    """Describe an invalid call in `error`, with the tensor first in the message (-1: no tensor); returns the status."""
     refuse(error, status, value, limit, message)
     if error != NULL and tensor >= 0:
         error.tensor = tensor

@@ -36,7 +36,7 @@ class NodeDifference(NamedTuple):
 
 
 Callback = Callable[[Tensor, np.ndarray, np.ndarray], object]
-"""Called with each node and both results; False stops the comparison."""
+"""Called with each node and its results on both backends; a return value of False stops the comparison."""
 
 
 def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = None,
@@ -99,7 +99,7 @@ class _Clone:
             raise
 
     def compute(self, node: Tensor) -> np.ndarray:
-        """Run one node; its values, in double precision."""
+        """Run one node of the graph; returns its values in double precision."""
         twin = self.twins[node]
         try:
             self.backend.graph_compute(GraphView((twin,)))
@@ -121,7 +121,7 @@ class _Clone:
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """(largest |a - b|, nmse); equal infinities and NaNs in both are no difference."""
+    """(largest |a - b|, nmse); elements that are NaN in both, or the same infinity, do not differ."""
     if not a.size:
         return 0.0, 0.0
     with np.errstate(all="ignore"):

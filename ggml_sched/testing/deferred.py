@@ -28,7 +28,8 @@ Task = Callable[[], object]
 
 
 class DeferredEvent(Event):
-    """An event; `passed`: whether all work is done that its backend had queued when the event was recorded."""
+    """An event of a deferred device.  `passed`: all work that the device had queued when the event was recorded is
+    done."""
 
     def __init__(self, backend: DeferredBackend) -> None:
         super().__init__(backend)
@@ -61,7 +62,7 @@ class DeferredQueues:
         """Run tasks until the condition holds; BackendError when no device can run its next task."""
         me = threading.current_thread()
         if self._runner is me:
-            return          # called from a task: a kernel reads a tensor of the backend that runs it
+            return          # called by a task: its kernel reads a tensor of the backend that runs the task
         self.waits += 1
         while not is_done():
             with self._turn:            # one thread runs tasks at a time
@@ -140,7 +141,7 @@ class DeferredBackend(CpuBackend):
         return not isinstance(first, _Wait) or first.is_ready
 
     def run_next(self) -> None:
-        """Run the first task; its exception is kept for `synchronize`."""
+        """Run the first task; an exception of the task is kept, and raised by `synchronize`."""
         task = self.queue.popleft()
         try:
             task()
@@ -225,8 +226,8 @@ class DeferredBackend(CpuBackend):
 class DeferredStore(DeferredBackend):
     """A store with a queue: its weights are in its own memory, and a fetch is a queued copy of them.
 
-    A fetched copy begins in the middle of its `margin`, and the fetch fills all of the memory around it with `JUNK`.
-    `rows`: it computes GET_ROWS of its weights itself.
+    The memory of a fetched copy has `margin` bytes more than the weight, about half of them before the weight's bytes;
+    a fetch fills them with `JUNK`.  `rows`: the store computes GET_ROWS of its weights itself.
     """
 
     is_host = False

@@ -4,7 +4,7 @@ reads.
     faults = DiskFaults(seed, rate=0.2)
     with faults.on(buffer):             # a FileBuffer of a FileStore
         ...                             # some reads fail, as the seed has it
-    assert faults.happened              # the kinds of those that did
+    assert faults.happened              # the kinds of the faults so far
 
 The faults are made in this process and in the real file, which is restored when the block ends.
 """
@@ -25,15 +25,16 @@ from ggml_sched.backends.store import FileBuffer
 __all__ = ["KINDS", "DiskFaults"]
 
 KINDS = ("short", "short in a block", "error", "refused", "nothing", "slow", "shortened", "changed", "interrupt")
-"""short: a read ends early; error: EIO; refused: EINVAL, as from file systems without direct reads; nothing: no bytes,
-as after a file's end; shortened, changed: the file is, before the read; interrupt: SIGINT while it runs."""
+"""short: a read ends early, after whole blocks; short in a block: at any byte; error: EIO; refused: EINVAL, as from
+file systems without direct reads; nothing: no bytes, as after a file's end; slow: 2 ms late; shortened, changed: the
+file is cut, or its modification time set, before the read; interrupt: SIGINT at the read."""
 BLOCK = 4096
 
 
 class DiskFaults:
     """Faults of the reads of a file: equal seeds give equal faults.
 
-    `rate`: the part of the reads that have one.  `happened`: the kinds that have happened, in order.
+    `rate`: the fraction of the reads that have a fault.  `happened`: the kinds of the faults so far, in order.
     """
 
     def __init__(self, seed: int, rate: float = 0.2, kinds: Sequence[str] = KINDS) -> None:
@@ -51,7 +52,8 @@ class DiskFaults:
 
     @contextmanager
     def on(self, buffer: FileBuffer) -> Iterator[None]:
-        """Let reads of the buffer's file have faults in this block; then the file is as it was before."""
+        """Let reads of the buffer's file have faults in this block; at its end the file's content and times are
+        restored."""
         file, found = buffer.file, os.stat(buffer.file.path)
         was_direct = file.is_direct
         self._buffer = buffer

@@ -25,7 +25,7 @@ class FaultPoints:
     def fail_at(self, kind: str, n: int, times: int = 1) -> None:
         """Make the n-th operation of a kind from now on fail: OutOfMemory for "alloc", else BackendError.
 
-        `times` operations fail, one after the other.  `n` = 0 cancels the remaining failures.
+        From the n-th on, `times` operations fail in a row.  `n` = 0 cancels the remaining failures.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")

@@ -59,7 +59,7 @@ class Faulty(FaultPoints, Backend):
 
 
 def _is_default(method: object, default: object) -> bool:
-    """Whether a bound method is that of `Backend`, which copies nothing, or calls a method that is counted."""
+    """Whether a bound method is the default of `Backend`: that does nothing, or calls a method that counts."""
     return getattr(method, "__func__", None) is default
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin of the contract suite: its options, the backend's name above the tests, a summary below them.
+"""The pytest plugin of the contract suite: its options, lines about the backend above the tests, and their time limit.
 
     pytest --pyargs ggml_sched.testing --backend mypackage:MyBackend
 
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The suite is collected whatever names a project gives to files of tests.
+    # Collects the suite in projects with any names of test files (pytest's python_files).
     config.addinivalue_line("python_files", "ggml_sched/testing/test_backend.py")
 
 
@@ -70,7 +70,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _give_up(item: pytest.Item, limit: float) -> None:
-    """End the process: the test waits, and its thread can not be interrupted."""
+    """End the process after a test's time limit: the test still waits, and its thread can not be interrupted."""
     capture = item.config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
@@ -82,14 +82,15 @@ def _give_up(item: pytest.Item, limit: float) -> None:
 
 
 class Factory:
-    """Makes backends: `make(name=, memory=)` passes what the function or class takes, else returns None."""
+    """Makes backends: `make(name=, memory=)` calls the class or function of --backend with those of the two that are
+    given, and returns None if it does not take one of them."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         module_name, _, name = path.partition(":")
         if not name:
             raise pytest.UsageError(f"--backend {path}: MODULE:NAME is needed, such as mypackage:MyBackend")
-        # As `python -m pytest` does: a module in the working directory is found.
+        # Modules in the working directory are found, as `python -m pytest` does.
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         try:
@@ -104,7 +105,7 @@ class Factory:
         self._parameters = _parameters(target)
 
     def make(self, name: str | None = None, memory: int | None = None) -> gs.Backend | None:
-        """A backend; None if a name or a bound is given that the target has no parameter for."""
+        """A backend; None if `name` or `memory` is given, and the class or function has no such parameter."""
         given: dict[str, object] = {}
         for parameter, value in (("name", name), ("memory", memory)):
             known = self._parameters.get(parameter)
@@ -141,22 +142,24 @@ class Factory:
 
 
 def _parameters(target: Callable[..., object]) -> dict[str, object]:
-    """{parameter: its default} of a class or a function; a class without an `__init__` of its own takes a name."""
+    """{parameter: its default} of a class or a function; a backend class without an `__init__` of its own takes a
+    name."""
     if isinstance(target, type) and issubclass(target, gs.Backend) and target.__init__ is gs.Backend.__init__:
         return {"name": inspect.Parameter.empty}
     try:
         return {name: parameter.default for name, parameter in inspect.signature(target).parameters.items()}
-    except ValueError:      # compiled, without a signature
+    except ValueError:      # a compiled function without a signature
         return {}
 
 
 def _described(path: str, error: Exception) -> str:
-    """An exception of the author's module: its last line of code, and the message with its notes."""
+    """The text of an exception in the code that --backend names: its last line of code, and the message with its
+    notes."""
     return f"--backend {path}\n{''.join(traceback.format_exception(error, limit=-1)).rstrip()}"
 
 
 def factory_of(config: pytest.Config) -> Factory | None:
-    """The factory of --backend; None where the option is missing.  Raises UsageError for one that is wrong."""
+    """The factory of --backend; None if the option is missing.  Raises UsageError if its value is wrong."""
     path = config.getoption(OPTION, None)
     if path is None:
         return None

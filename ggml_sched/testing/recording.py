@@ -7,8 +7,8 @@
         scheduler.compute(graph)
         print(*mine.calls, sep="\\n")
 
-A method is recorded if `MyBackend` overrides it: the scheduler treats a method that has the default of `gs.Backend` in
-other ways, some of which do not call it.
+Only methods that `MyBackend` overrides are recorded: in place of a default method of `gs.Backend`, the scheduler may do
+something else, without a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["METHODS", "Call", "Recording"]
 METHODS = ("alloc_buffer", "set_tensor_async", "get_tensor_async", "synchronize", "cpy_tensor_from", "cpy_tensor_to",
            "cpy_tensor_async", "event_new", "event_record", "event_wait", "event_synchronize", "compute_node",
            "graph_compute", "graph_plan_create", "graph_plan_compute", "graph_plan_free")
-"""The methods that are recorded; support queries are not, since their answers are cached."""
+"""The methods that are recorded; support queries are not, because their answers are cached."""
 
 
 class Call(NamedTuple):
@@ -57,19 +57,19 @@ class Recording:
         super().__init__(*args, **options)
 
     def take(self) -> list[Call]:
-        """The calls so far, which are then forgotten."""
+        """Returns the calls so far, and empties `calls`."""
         calls, self.calls = self.calls, []
         return calls
 
     def count(self, method: str) -> int:
-        """How many recorded calls are of a method; ValueError for one that is not recorded."""
+        """How many of the recorded calls are of this method; ValueError for a method that is not recorded."""
         if not hasattr(getattr(type(self), method, None), "recorded"):
             raise ValueError(f"{method!r} is not recorded: it is none of {', '.join(METHODS)}, or not overridden")
         return sum(call.method == method for call in self.calls)
 
     @property
     def computed(self) -> list[Tensor]:
-        """The nodes of recorded calls that compute, views left out, as often as they were computed."""
+        """The nodes that recorded calls have computed, without views, each as often as it was computed."""
         by_node = not hasattr(type(self).graph_compute, "recorded")  # type: ignore[attr-defined]
         found: list[Tensor] = []
         for call in self.calls:

@@ -1,4 +1,5 @@
-# What find_package(ggml-sched 0.1 CONFIG) compares; gs_api_check compares the headers with the installed package.
+# find_package(ggml-sched 0.1 CONFIG) compares this version; gs_api_check compares the headers with the package at run
+# time.
 set(PACKAGE_VERSION "0.1.0")
 set(PACKAGE_VERSION_COMPATIBLE FALSE)
 if(NOT PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)

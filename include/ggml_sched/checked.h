@@ -1,8 +1,8 @@
 /* ggml_sched/checked.h -- arithmetic on sizes and offsets with overflow checks.
  *
  * All arithmetic on sizes and offsets from a file or a user uses these functions.  Values are bytes or elements in
- * int64_t.  Each function returns GS_OK and stores the result, or returns GS_OVERFLOW, also for negative inputs, and
- * leaves *out unchanged.
+ * int64_t.  A gs_checked_* function stores the result in *out and returns GS_OK.  If the result does not fit, or an
+ * argument is negative, it leaves *out unchanged and returns GS_OVERFLOW.
  */
 #ifndef GGML_SCHED_CHECKED_H
 #define GGML_SCHED_CHECKED_H
@@ -28,7 +28,7 @@ static inline int gs_checked_mul(int64_t a, int64_t b, int64_t *out) {
     return GS_OK;
 }
 
-/* Round a up to a multiple of alignment (any positive number). */
+/* Round a up to a multiple of alignment, which is any positive number. */
 static inline int gs_checked_align(int64_t a, int64_t alignment, int64_t *out) {
     int64_t rest;
     if (a < 0 || alignment <= 0) return GS_OVERFLOW;

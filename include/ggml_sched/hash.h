@@ -20,14 +20,15 @@ static inline uint64_t gs_mix_other(uint64_t h, uint64_t x) {
     return h ^ (h >> 32);
 }
 
-/* Which position each pointer has in an array of the caller's: an open-addressing table, at least half of it empty. */
+/* A hash table from pointers to their positions in an array of the caller: open addressing, at least half of it
+ * empty. */
 typedef struct gs_index {
-    int32_t *slot;              /* [mask + 1] a pointer's position + 1; 0: a free slot; freed by the caller */
+    int32_t *slot;              /* [mask + 1] a pointer's position + 1; 0: an empty slot; the caller frees the array */
     uint32_t mask;
-    int64_t room;               /* slots that were allocated; a smaller table uses the first of them */
+    int64_t room;               /* how many slots are allocated; the table uses the first mask + 1 of them */
 } gs_index;
 
-/* Empty the index, and make a table for n pointers.  False if calloc fails: the index is unchanged. */
+/* Empty the index, and make a table for n pointers.  False if calloc fails; the index is then unchanged. */
 static inline bool gs_index_reset(gs_index *index, int64_t n) {
     int64_t size = 64;
     while (size < 2 * n) size *= 2;
@@ -44,13 +45,13 @@ static inline bool gs_index_reset(gs_index *index, int64_t n) {
     return true;
 }
 
-/* How many pointers the table is for. */
+/* How many pointers the table has room for. */
 static inline int64_t gs_index_capacity(const gs_index *index) {
     return ((int64_t)index->mask + 1) / 2;
 }
 
-/* The slot of a pointer, or the empty one where it belongs.  `pointers`: the array, whose items are `stride` bytes and
- * begin with the pointer. */
+/* The slot of a pointer, or the empty slot where the caller may enter it.  `pointers` is the caller's array; its items
+ * are `stride` bytes and begin with a pointer. */
 static inline int32_t *gs_index_find(const gs_index *index, const void *pointers, size_t stride, const void *pointer) {
     uint32_t at = (uint32_t)((((uint64_t)(uintptr_t)pointer >> 4) * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & index->mask;
     while (index->slot[at] != 0

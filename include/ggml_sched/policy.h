@@ -34,19 +34,20 @@ enum gs_reuse {
 typedef struct gs_policy {
     int32_t placement;          /* GS_PLACEMENT_*                                                             */
     int32_t offsets;            /* GS_OFFSETS_*                                                               */
-    int32_t reuse;              /* GS_REUSE_*: the highest mode tried; an arena uses the one that makes it smallest */
-    int32_t leafs_first;        /* leafs are allocated from the start, not from their first use               */
-    int32_t stream;             /* copies of weights share memory, one after the other; none is kept          */
-    int32_t n_copies;           /* copy slots of each copy that every compute makes again, as in ggml         */
+    int32_t reuse;              /* GS_REUSE_*: the highest mode tried; each arena keeps its smallest result */
+    int32_t leafs_first;        /* 1: leafs are allocated from the start; 0: from their first use             */
+    int32_t stream;             /* 1: copies of weights share memory in turn; each compute makes them anew    */
+    int32_t n_copies;           /* number of copy slots of a copy that every compute makes again, as in ggml  */
 } gs_policy;
 
-/* What the buffer of a resident tensor is used for: gs_problem.usage.  Nodes are placed where their weights are. */
+/* Values of gs_problem.usage: what the buffer of a resident tensor is used for.  Nodes are placed where their weights
+ * are. */
 #define GS_USAGE_ANY 0
 #define GS_USAGE_WEIGHTS 1
 
 /* -- codes of a plan ------------------------------------------------------------------------------------------ */
 
-/* Reasons: the rule that chose a tensor's backend: X(name, number, the reason's name in messages) */
+/* Reasons: which rule chose a tensor's backend.  X(name, number, the reason's name in messages) */
 #define GS_REASONS(X) \
     X(NOTHING, 0, "nothing")          \
     X(USER, 1, "user")                \
@@ -84,22 +85,22 @@ static inline const char *gs_reason_name(int reason) {
 /* States of an id's memory: bits of gs_plan.state. */
 #define GS_STATE_ADDRESSED 1  /* has an address                                                       */
 #define GS_STATE_INPLACE 2    /* shares its root's memory by in-place reuse                           */
-#define GS_STATE_LATE 4       /* a leaf whose memory held another tensor before: loaded at its birth  */
+#define GS_STATE_LATE 4       /* a leaf in memory that another tensor may have had: loaded at birth    */
 #define GS_STATE_FREED 8      /* its memory is freed before the compute ends                          */
-#define GS_STATE_EXCLUSIVE 16 /* no other tensor ever has its memory, and no node writes to it        */
-#define GS_STATE_WRITTEN 32   /* nodes write to it through views                                      */
+#define GS_STATE_EXCLUSIVE 16 /* a leaf or copy: no other tensor has its memory, no node writes to it  */
+#define GS_STATE_WRITTEN 32   /* a root to whose memory nodes write: CPY, SET_ROWS, or in place        */
 #define GS_STATE_DEPENDS 64   /* a node with alloc dependencies                                       */
 #define GS_STATE_INNER 128    /* an inner member of a fusion group: its result is never written       */
 
 /* How an arena's offsets were chosen: gs_arena_result.method. */
-#define GS_METHOD_BEST_FIT 0  /* best fit: by the policy, for chunks, or to use freed tails */
-#define GS_METHOD_PACKED 1    /* packing; the number of the packing method is added        */
-#define GS_METHOD_REPLAYED -1 /* from a reserved plan                                      */
+#define GS_METHOD_BEST_FIT 0  /* best fit: of the policy, or for chunks or freed tails   */
+#define GS_METHOD_PACKED 1    /* packing: plus the number of the packing method          */
+#define GS_METHOD_REPLAYED -1 /* replay of a reserved plan                               */
 
 typedef struct gs_arena_result {
     int64_t nbytes;             /* bytes of all its chunks                                           */
     int64_t live_bytes;         /* the most bytes alive at one position                              */
-    int64_t stride;             /* bytes from one chunk's start to the next's in `offset`; 0: it has one chunk */
+    int64_t stride;             /* in gs_plan.offset, bytes from one chunk's start to the next's; 0: one chunk */
     int32_t method;             /* GS_METHOD_*                                                       */
     int32_t first_chunk;        /* its chunks: gs_plan.chunk_nbytes[first_chunk .. + n_chunks)       */
     int32_t n_chunks;

@@ -13,15 +13,15 @@ typedef enum gs_status {
     GS_OK = 0,
     GS_NO_HOST_MEMORY = -1,   /* malloc failed                                                      */
     GS_OVERFLOW = -2,         /* a size or offset does not fit in 64 bits                           */
-    GS_OUT_OF_MEMORY = -3,    /* a tensor does not fit in its buffer                                */
+    GS_OUT_OF_MEMORY = -3,    /* a tensor exceeds the largest buffer, or a backend has no memory    */
     GS_BAD_ARGUMENT = -4,     /* an argument is invalid                                             */
     GS_BAD_PLACEMENT = -5,    /* a tensor is in memory that the backend of its reader cannot read   */
     GS_UNSUPPORTED_OP = -6,   /* no backend computes this op                                        */
-    GS_HAZARD = -7,           /* a plan would read or overwrite wrong data                          */
+    GS_HAZARD = -7,           /* data would be wrong: never set, or overwritten; or object in use   */
     GS_BACKEND_FAILED = -8    /* a function of a backend failed                                     */
 } gs_status;
 
-/* The description of a failure.  Fields without meaning for it are -1; value and limit are 0 then. */
+/* The description of a failure.  A field that has no meaning for it is -1; `value` and `limit` may be 0 then. */
 typedef struct gs_error {
     int32_t status;             /* gs_status                                                        */
     int32_t tensor;             /* id of a tensor                                                   */

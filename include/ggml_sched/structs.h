@@ -26,7 +26,7 @@ typedef struct gs_layout {
     int32_t op;
 } gs_layout;
 
-/* One free range of an arena; offsets count from its first aligned address. */
+/* One free range of an arena; `offset` counts from the arena's first aligned address. */
 typedef struct gs_block {
     int64_t offset;
     int64_t size;

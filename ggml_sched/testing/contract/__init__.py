@@ -34,7 +34,7 @@ CASES = cases.CASES
 """The nodes that kernels are tested with; names begin with the op."""
 
 PATTERNS = cases.PATTERNS
-"""Nodes that backends often compute as one kernel, by their ops."""
+"""{ops: makes nodes that backends often compute as one kernel}."""
 
 
 class BackendContract(MemoryContract, DataContract, OpsContract, QueuesContract, FusionContract, SchedulingContract):

@@ -38,7 +38,8 @@ class Contract:
         raise NotImplementedError("define new_backend()")
 
     def second_backend(self) -> gs.Backend | None:
-        """Another backend with another name, for one scheduler with that of `new_backend`; None: there is none."""
+        """A second backend, with another name, for use in one scheduler beside that of `new_backend`; None: there is
+        none."""
         return None
 
     def limited_backend(self, memory: int) -> gs.Backend | None:
@@ -58,17 +59,17 @@ class Contract:
         return backend
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Give tests with the argument `case` each of `cases`."""
+        """Run each test that has the argument `case` once for each of `cases`."""
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", self.cases, ids=[case.name for case in self.cases])
 
     def check(self, got: gs.Tensor, want: np.ndarray, case: Case | None = None) -> None:
-        """Assert that the results of a node are close enough to `want`: equal, if they are integers."""
+        """Assert that the results of a node are close enough to `want`; integers must be equal."""
         __tracebackhide__ = True
         self.check_values(got.numpy(), want, f"{got.backend!r}, {_layouts(got)}", case)
 
     def check_values(self, found: np.ndarray, want: np.ndarray, what: str, case: Case | None = None) -> None:
-        """Assert that results are close enough to `want`; `what` stands before the error."""
+        """Assert that results are close enough to `want`; `what` begins the message of the AssertionError."""
         __tracebackhide__ = True
         if case is not None and case.is_set:
             found, want = np.sort(found), np.sort(want)
@@ -96,7 +97,8 @@ def _layouts(node: gs.Tensor) -> str:
 
 
 def _difference(found: np.ndarray, want: np.ndarray) -> str:
-    """The element with the largest difference, as [i3, i2, i1, i0] without leading extents."""
+    """In words: the element with the largest difference, its index in NumPy's order (outermost first), and both
+    values."""
     if found.shape != want.shape:
         return f"shape {found.shape}, not {want.shape}"
     with np.errstate(all="ignore"):
@@ -128,20 +130,21 @@ def supported(backend: gs.Backend, out: gs.Tensor) -> bool:
 
 
 def may_be_in_place(leafs: Leafs, out: gs.Tensor) -> list[int]:
-    """The sources of a node whose memory may also be that of its result: leafs of an equal layout."""
+    """The slots of those sources of a node over which its result may be written: leafs of the same layout as the
+    result."""
     return [i for i, source in enumerate(out.src) if source in leafs.values and out.view_src is None
             and (source.type, source.ne, source.nb) == (out.type, out.ne, out.nb)]
 
 
 def as_inputs(leafs: Leafs, out: gs.Tensor) -> gs.Graph:
-    """The graph of an output, in which the leafs are inputs."""
+    """The graph of `out`, in which `out` is flagged as an output and the leafs as inputs."""
     for leaf in leafs.values:
         leafs.ctx.set_input(leaf)
     return gs.Graph(leafs.ctx.set_output(out))
 
 
 def alloc_on(device: gs.Backend, scheduler: gs.Scheduler, graph: gs.Graph) -> gs.Plan:
-    """Allocate a graph, all nodes on one backend; the plan, verified."""
+    """Allocate a graph with all nodes on one backend; returns the plan, verified."""
     for node in graph.nodes:
         scheduler.set_tensor_backend(node, device)
     plan = scheduler.alloc(graph)
@@ -150,7 +153,8 @@ def alloc_on(device: gs.Backend, scheduler: gs.Scheduler, graph: gs.Graph) -> gs
 
 
 def by_the_oracle(ctx: gs.Context, set_leafs: Callable[[], None], *nodes: gs.Tensor) -> list[np.ndarray]:
-    """The values of nodes by the NumPy kernels of the CPU backend; the tensors of `ctx` get addresses for that."""
+    """The values of nodes by the NumPy kernels of the CPU backend, on which the tensors of `ctx` have addresses
+    meanwhile."""
     with gs.CpuBackend(1, kernels="numpy") as oracle, oracle.alloc_tensors(ctx):
         set_leafs()
         oracle.graph_compute(gs.Graph(*nodes))
@@ -169,7 +173,7 @@ SIMPLE_OPS = ("add", "mul", "sub", "div", "sqr", "relu", "silu", "neg", "abs", "
 
 
 def build(ctx: gs.Context, op: str, x: gs.Tensor, y: gs.Tensor) -> gs.Tensor:
-    """A node of one of SIMPLE_OPS, which reads x, or both."""
+    """A node of one of SIMPLE_OPS: it reads x, and also y if the op has two sources."""
     if op == "scale":
         return ctx.scale(x, 0.5)
     if op == "rms_norm":
@@ -193,8 +197,8 @@ def _with_op(op: str) -> tuple[gs.Context, str, gs.Tensor, gs.Tensor]:
 
 
 def expected(op: str, a: np.ndarray, b: np.ndarray, times: int = 1) -> np.ndarray:
-    """The values of a node of one of SIMPLE_OPS by the NumPy kernels; of the last of `times` nodes, each of which reads
-    the one before."""
+    """The values that NumPy kernels give for a node of one of SIMPLE_OPS with the sources a and b; with `times` for the
+    last of so many nodes, each of which reads the one before in place of a."""
     ctx, x, y = small()
     out = x
     for _ in range(times):

@@ -1,6 +1,7 @@
 """Small nodes of every op of the oracle, with the values of their sources: what a backend's kernels are tested with.
 
-A case makes its leafs and its nodes in a context; the last node is the result.  The values are the same each time.
+A case makes its leafs and its nodes in a context; the last node is the result.  The values are random, with a seed from
+the case's name.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from ggml_sched.graph import quants
 __all__ = ["CASES", "PATTERNS", "Case", "Leafs"]
 
 QUANTISED_NMSE = 5e-4
-"""The error of products with quantised weights, for which a backend may round the other source to 8 bits."""
+"""The nmse to permit for products with quantised weights: a backend may round the other source to 8 bits."""
 ROUNDED = {"f16": 1e-6, "bf16": 1e-4}
-"""The error of results that are rounded to these types."""
+"""{type: the nmse to permit for results that are rounded to it}."""
 
 
 class Leafs:
-    """Makes the leafs of a case in `ctx`, and keeps their `values` until `set` gives them to the tensors."""
+    """Makes the leafs of a case in the context `ctx`.  Their values are in `values` until `set` writes them to the
+    leafs."""
 
     def __init__(self, name: str) -> None:
         self.ctx: gs.Context = gs.Context(name)
@@ -32,7 +34,7 @@ class Leafs:
         self._rng = np.random.default_rng(crc32(name.encode()))
 
     def floats(self, *ne: int, type: str = "f32", low: float = -2, high: float = 2) -> gs.Tensor:
-        """A leaf of extents `ne` with uniform values, which a quantised type rounds."""
+        """A leaf of extents `ne` with uniform random values in low .. high, rounded if the type is quantised."""
         leaf = self.ctx.tensor(type, ne, f"leaf{len(self.values)}")
         values = self._rng.uniform(low, high, ne[::-1]).astype(np.float32)
         self.values[leaf] = quants.quantize(values, leaf.type) if leaf.type.is_quantized else values
@@ -45,13 +47,13 @@ class Leafs:
         return self.ctx.view_4d(whole, ne[0], *whole.ne[1:], nb1, nb2, nb3, ne[0] // 2 * 4)
 
     def these(self, values: list[float]) -> gs.Tensor:
-        """An f32 leaf with these values, one row."""
+        """An f32 leaf of one row with these values."""
         leaf = self.ctx.tensor("f32", (len(values),), f"leaf{len(self.values)}")
         self.values[leaf] = np.array(values, np.float32)
         return leaf
 
     def ids(self, n: int, *ne: int, type: str = "i32", distinct: bool = False) -> gs.Tensor:
-        """A leaf of indices below `n`; `distinct`: no two of a row are equal."""
+        """A leaf of random indices below `n`; `distinct`: no two in a row are equal."""
         leaf = self.ctx.tensor(type, ne, f"leaf{len(self.values)}")
         rows = [self._rng.choice(n, ne[0], replace=not distinct) for _ in range(leaf.n_elements // ne[0])]
         self.values[leaf] = np.array(rows).reshape(ne[::-1]).astype(type.replace("i", "int"))
@@ -64,14 +66,14 @@ class Leafs:
         return leaf
 
     def mask(self, n_kv: int, n_tokens: int, type: str, largest: float = 0.0) -> gs.Tensor:
-        """A causal attention mask: `largest` and -inf."""
+        """A causal attention mask: -inf where a token must not attend to a later one, elsewhere `largest`."""
         leaf = self.ctx.tensor(type, (n_kv, n_tokens), f"leaf{len(self.values)}")
         late = np.arange(n_kv) > np.arange(n_tokens)[:, None] + n_kv - n_tokens
         self.values[leaf] = np.where(late, -np.inf, largest).astype(np.float32)
         return leaf
 
     def set(self) -> None:
-        """Give the tensors, which have addresses by now, their values."""
+        """Write the values to the leafs, which must have addresses."""
         for leaf, values in self.values.items():
             leaf.set(values)
 
@@ -83,9 +85,9 @@ class Case(NamedTuple):
     build: Callable[[Leafs], gs.Tensor]
     max_nmse: float = 0.0
     is_set: bool = False
-    """Whether each row of the result is a set, whose order is free."""
+    """Whether the elements of each row of the result may be in any order."""
     is_exact: bool = False
-    """Whether no error is permitted: conversions, which round to nearest, ties to even."""
+    """Whether no error is permitted, as in conversions, which round to nearest, ties to even."""
 
     def __repr__(self) -> str:
         return f"<Case {self.name!r}>"
@@ -150,7 +152,7 @@ def _unary() -> list[Case]:
         return make(leafs.ctx, leafs.floats(*ne, low=low))
 
     def large(leafs: Leafs, make: Callable[..., gs.Tensor]) -> gs.Tensor:
-        # The exponential of some is infinite, and the result is not.
+        # exp(|x|) is infinite for some of these values; the result of the op is finite.
         return make(leafs.ctx, leafs.floats(8, 4, low=-120, high=120))
 
     def gated(leafs: Leafs, kind: str) -> gs.Tensor:
@@ -170,7 +172,7 @@ def _unary() -> list[Case]:
         def make(ctx: gs.Context, x: gs.Tensor, kind: str = kind) -> gs.Tensor:
             return ctx.unary(x, kind)
 
-        # Backends may look values of GELU up in a table of f16.
+        # Backends may look GELU up in a table of f16 values.
         error = 1e-6 if kind.startswith("gelu") else 0.0
         found += [Case(f"UNARY:{kind.upper()}", partial(one, make=make), error),
                   Case(f"UNARY:{kind.upper()} of odd extents", partial(one, make=make, ne=(7, 3, 2, 2)), error)]
@@ -211,7 +213,7 @@ def _reductions() -> list[Case]:
     for name, make in makers.items():
         for ne, which in (((32, 4), ""), ((13, 3, 4), " of odd extents")):
             if name.startswith("ARGMAX") and len(ne) > 2:
-                continue        # of matrices only
+                continue        # ARGMAX takes matrices only
             found.append(Case(name + which, partial(reduced, make=make, ne=ne)))
 
     def small(leafs: Leafs, op: str) -> gs.Tensor:
@@ -276,8 +278,8 @@ def _copies() -> list[Case]:
 
 
 def _conversions() -> list[Case]:
-    """Conversions of numbers half way between two numbers of the type, beyond its range, below its least magnitude, and
-    of NaNs."""
+    """Conversions of numbers half way between two neighbouring numbers of the type, beyond its range, below its least
+    magnitude, and of NaNs."""
     between = {"f16": 2.0**-11, "bf16": 2.0**-8}
 
     def rounded(leafs: Leafs, type: str) -> gs.Tensor:
@@ -382,7 +384,7 @@ def _attention() -> list[Case]:
               Case("ROPE of another base", partial(rotated, mode="normal", n_dims=16, freq_base=5e5, freq_scale=0.25)),
               Case("ROPE and YaRN", partial(rotated, mode="neox", n_dims=16, freq_scale=0.25, ext_factor=1.0,
                                             n_ctx_orig=64, attn_factor=1.2))]
-    # The products of attention may be rounded to f16.
+    # An nmse of 5e-4 is permitted: a backend may round the products of attention to f16.
     more: dict[str, dict[str, Any]] = {
         "no mask": {"is_masked": False}, "sinks": {"has_sinks": True}, "slopes": {"max_bias": 8.0},
         "a bound on scores": {"logit_softcap": 5.0}, "large scores": {"largest": 100.0}}
@@ -438,4 +440,4 @@ PATTERNS: dict[str, Callable[[Leafs], gs.Tensor]] = {
     "MUL_MAT, SCALE, SOFT_MAX": _scores,
     "SCALE, TANH, SCALE": lambda b: b.ctx.scale(b.ctx.tanh(b.ctx.scale(b.floats(32, 4), 0.1)), 10),
 }
-"""Nodes that backends often compute as one kernel, by their ops."""
+"""{ops: makes nodes that backends often compute as one kernel}."""

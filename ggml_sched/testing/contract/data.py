@@ -1,4 +1,4 @@
-"""Bytes into, out of and between backends."""
+"""Tests of data: bytes that are written to, read from and copied between backends."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ class DataContract(Contract):
         assert ctypes.string_at(buffer.base + x.offset, NBYTES) == values(1).tobytes()
 
     def test_arrays_over_host_memory_have_the_data(self, device: gs.Backend) -> None:
-        """`memory` of a buffer is an array of all its bytes, and the CPU's where `is_host` declares that."""
+        """A buffer's `memory` is an array of all its bytes; a tensor in it is viewed without a copy where the backend
+        `is_host`."""
         _, x, _ = small()
         buffer = device.alloc_buffer(4 * max(NBYTES, device.alignment))
         if not device.is_host or not isinstance(getattr(buffer, "memory", None), np.ndarray):
@@ -154,7 +155,7 @@ class DataContract(Contract):
                 same(x, a)
 
     def test_a_copy_leaves_the_bytes_between_the_elements(self, device: gs.Backend) -> None:
-        """Elements of a view with gaps are copied; the bytes in the gaps belong to other tensors."""
+        """Only the elements of a view with gaps are copied: the bytes in the gaps belong to other tensors."""
         def part(backend: gs.Backend) -> tuple[gs.Tensor, gs.Tensor]:
             ctx, x, _ = small()
             view = ctx.view_2d(x, 4, 4, x.nb[1], 8)

@@ -1,4 +1,4 @@
-"""Fusion groups: what the backend offers is sound, and computing a group as one gives what its members give."""
+"""Fusion groups: those that a backend returns are valid, and computing a group as one gives what its members give."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FusionContract"]
 
 
 class FusionContract(Contract):
-    """The groups in graphs of `patterns`, for backends that override `fusion_groups`."""
+    """Tests of the groups in graphs of `patterns`, for backends that override `fusion_groups`."""
 
     def test_groups_are_ascending_positions_of_nodes_that_compute(self, backend: gs.Backend) -> None:
         for _, graph, found in self._fused(backend):
@@ -62,7 +62,8 @@ class FusionContract(Contract):
     # -- helpers ----------------------------------------------------------------------------------
 
     def _fused(self, backend: gs.Backend) -> Iterator[tuple[Leafs, gs.Graph, list[tuple[int, ...]]]]:
-        """(leafs, graph, its groups) of each pattern with groups; skips where there is none."""
+        """(leafs, graph, the graph's groups) of each pattern in which the backend finds groups; skips the test if there
+        is none."""
         if not declares(backend, "fusion_groups"):
             pytest.skip(f"{backend!r} does not declare fusion_groups")
         n_found = 0

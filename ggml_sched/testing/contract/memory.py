@@ -85,7 +85,7 @@ class MemoryContract(Contract):
             assert left is not None and 0 <= left <= free
 
     def test_out_of_memory_changes_nothing(self) -> None:
-        """With a bound below what two tensors need, and not below what a buffer of one alignment does."""
+        """The bound is too small for the two tensors, and large enough for a buffer of `alignment` bytes."""
         ctx, x, y = small()
         with self._limited(1 << 16) as roomy:
             bound = roomy.alloc_tensors_size(ctx) - roomy.alignment

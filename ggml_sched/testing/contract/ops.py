@@ -1,4 +1,5 @@
-"""Kernels: each supported node against the NumPy kernels, in place, in graphs, and failures."""
+"""Tests of kernels: each supported node gives what the NumPy kernels give, also in place and in graphs; and
+failures."""
 
 from __future__ import annotations
 
@@ -54,9 +55,8 @@ class OpsContract(Contract):
             assert now == answers, f"{case.name}: other answers for other names, an output, and addresses"
 
     def test_a_node_is_computed_as_the_numpy_kernels_do_or_refused(self, device: gs.Backend, case: Case) -> None:
-        """A supported node has the values of the NumPy kernels.  Any other node raises an exception or has these
-        values, too: a node that is skipped would leave old bytes in its memory.  Bytes outside the result stay as they
-        are."""
+        """A supported node has the values of the NumPy kernels.  An unsupported one raises an exception or has these
+        values, too: if it were skipped, old bytes would stay in its memory.  Bytes outside the result do not change."""
         leafs, out = case.made()
         with _Spread(device, leafs) as memory:
             before = memory.bytes()
@@ -70,7 +70,7 @@ class OpsContract(Contract):
             assert memory.changed(before, gs.Graph(out).nodes) == [], f"{case.name}: bytes outside the result"
 
     def test_values_that_change_between_computes_are_read(self, device: gs.Backend) -> None:
-        """The same node at the same addresses, with other values of its sources."""
+        """The same node is computed again at the same addresses, with other values of its sources."""
         wrong, n_nodes = [], 0
         for case in self.cases:
             leafs, out = case.made()
@@ -91,7 +91,7 @@ class OpsContract(Contract):
             pytest.skip(f"{device!r} supports no case with sources")
 
     def test_nodes_in_place_have_the_same_bits(self, device: gs.Backend) -> None:
-        """The sources of `inplace_sources`, where they are leafs of the result's layout."""
+        """A result is written over each source in `inplace_sources` that is a leaf of the result's layout."""
         wrong, n_nodes = [], 0
         for case in self.cases:
             leafs, out = case.made()
@@ -113,7 +113,7 @@ class OpsContract(Contract):
             pytest.skip(f"{device!r} declares no supported node that it computes in place")
 
     def test_buffers_that_it_reads_without_a_copy(self, device: gs.Backend) -> None:
-        """Sources in memory of the CPU, where `supports_buffer` returns True for it."""
+        """The sources are in memory of the CPU, if `supports_buffer` returns True for it."""
         case = self._any(device)
         leafs, out = case.made()
         with gs.CpuBackend(1, "host") as host, host.alloc_buffer(sum(t.nbytes + 64 for t in leafs.values)) as memory:
@@ -179,7 +179,7 @@ class OpsContract(Contract):
     def test_after_a_failure_it_works(self, device: gs.Backend) -> None:
         """Nodes without addresses can not be computed: the backend raises an exception of its own choice."""
         case = self._any(device)
-        with pytest.raises(Exception):  # noqa: B017 - a type of the backend's own choice
+        with pytest.raises(Exception):  # noqa: B017 - the backend chooses the type
             device.graph_compute(gs.Graph(case.made()[1]))
             device.synchronize()
         leafs, out = case.made()
@@ -195,7 +195,7 @@ class OpsContract(Contract):
         device.synchronize()
 
     def _any(self, device: gs.Backend) -> Case:
-        """The first case with an f32 result of its own memory that the backend supports; skips where there is none."""
+        """The first supported case with an f32 result in memory of its own; skips the test if there is none."""
         for case in self.cases:
             _, out = case.made()
             if out.type == gs.Type.F32 and out.view_src is None and out.src and supported(device, out):
@@ -203,7 +203,7 @@ class OpsContract(Contract):
         pytest.skip(f"{device!r} supports no case with an f32 result")
 
     def _pair(self, device: gs.Backend, with_other_values: bool = False) -> _Pair:
-        """Two nodes of the first supported case, with their values by the NumPy kernels."""
+        """The node of the first supported case, made twice; `want` has their values by the NumPy kernels."""
         case = self._any(device)
         if with_other_values:
             case = case.with_other_values
@@ -212,7 +212,7 @@ class OpsContract(Contract):
 
 
 class _Pair:
-    """Two nodes of one case, with leafs of their own, in one graph; `want` are their values."""
+    """The node of a case, made twice in one graph with leafs of its own each time; `want` has both values."""
 
     def __init__(self, case: Case, want: Sequence[np.ndarray] = ()) -> None:
         self.leafs = Leafs(case.name)
@@ -243,12 +243,13 @@ class _Spread:
         return found
 
     def changed(self, before: bytearray, nodes: Sequence[gs.Tensor]) -> list[str]:
-        """The first byte that has changed since and is no result of these nodes, as offset and neighbour."""
+        """In words: the first byte that differs from `before` and is in no result of `nodes`, with the tensor at or
+        before it; empty if no byte differs.  Overwrites `before`."""
         now = self.bytes()
         for node in nodes:
             if node.computes:
                 array_over(node, before, node.offset)[...] = array_over(node, now, node.offset)
-        for tensor, size in self.tensors.items():       # a backend may use bytes up to its alloc_size
+        for tensor, size in self.tensors.items():       # a backend may use all bytes of alloc_size
             before[tensor.offset + tensor.nbytes : tensor.offset + size] = (
                 now[tensor.offset + tensor.nbytes : tensor.offset + size])
         at = next((i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b), None)
@@ -266,7 +267,7 @@ class _Spread:
 
 
 def _place(device: gs.Backend, leafs: Leafs, out: gs.Tensor, under: gs.Tensor) -> gs.Buffer:
-    """Place all tensors one after another in a new buffer, `out` over `under`."""
+    """Give all tensors addresses one after another in a new buffer, but `out` the address of `under`."""
     roots = [t for t in leafs.ctx.tensors if t.view_src is None and t is not out]
     offsets, end = [], 0
     for tensor in roots:

@@ -27,7 +27,7 @@ EVENT_METHODS = ("event_new", "event_record", "event_wait", "event_synchronize")
 
 
 class QueuesContract(Contract):
-    """Events of every backend, and queued computes; what `asynchronous` and `concurrent_copies` promise."""
+    """Tests of events and queued computes, and of what `asynchronous` and `concurrent_copies` promise."""
 
     def test_an_asynchronous_backend_overrides_the_methods_of_queues(self, backend: gs.Backend) -> None:
         if not backend.asynchronous and not declares(backend, *EVENT_METHODS):
@@ -69,7 +69,7 @@ class QueuesContract(Contract):
         device.synchronize()
 
     def test_it_waits_for_events_of_other_backends(self, device: gs.Backend) -> None:
-        """The other device runs its queue only when it is waited for."""
+        """The other device runs its queued work only when the host waits for it."""
         with DeferredBackend("deferred", DeferredQueues(0)) as other:
             ctx, x, y = small()
             gs.bind_resident(x, other.alloc_buffer(NBYTES), 0)
@@ -85,8 +85,8 @@ class QueuesContract(Contract):
             same(y, values(1))
 
     def test_sets_computes_and_gets_are_in_one_order(self, device: gs.Backend) -> None:
-        """Without a wait between them; the second set must not reach the first compute, nor the second compute the
-        first get."""
+        """Two rounds of set, compute and get are queued without waits.  The second set must not change the first
+        compute's source, nor the second compute the result that the first get reads."""
         op = simple_op(device)
         ctx, x, y = small()
         out = build(ctx, op, x, y)
@@ -105,19 +105,20 @@ class QueuesContract(Contract):
             self.check_values(result, expected(op, values(k), values(0)), f"get {k} of 2")
 
     def test_a_failure_of_queued_work_reaches_the_next_wait_once(self, device: gs.Backend) -> None:
-        """What was queued after it is dropped, and an event recorded after that passes: other queues wait for it."""
+        """Work queued after the failed work is dropped.  An event that is recorded later still passes, because other
+        queues may wait for it."""
         op = simple_op(device)
         ctx, x, y = small()
         out = build(ctx, op, x, y)
         failures, event = device.failed[0], device.event_new()
         try:
             for _ in range(2):
-                device.graph_compute(gs.Graph(out))     # nodes without addresses
+                device.graph_compute(gs.Graph(out))     # fails: the nodes have no addresses
         except Exception:
             pytest.skip(f"{device!r} refuses what can not be computed before it is queued")
         device.event_record(event)
         device.event_synchronize(event)
-        with pytest.raises(Exception):  # noqa: B017 - a type of the backend's own choice
+        with pytest.raises(Exception):  # noqa: B017 - the backend chooses the type
             device.synchronize()
         assert device.failed[0] > failures, "synchronize calls note_failure before it raises"
         device.synchronize()
@@ -130,7 +131,7 @@ class QueuesContract(Contract):
 
     @pytest.mark.parametrize("seed", range(4))
     def test_queued_computes_beside_a_device_that_runs_late(self, device: gs.Backend, seed: int) -> None:
-        """Every compute's result is added up on the other device, so that a compute that was lost is noticed."""
+        """The other device adds up the results of all computes, so that a lost compute is noticed."""
         with DeferredBackend("deferred", DeferredQueues(seed)) as other:
             self._add_up([device, other], 1 + seed % 2)
 

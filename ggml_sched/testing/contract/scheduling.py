@@ -1,4 +1,4 @@
-"""The backend under a scheduler: beside the CPU, with callbacks, failures, and graphs in turn."""
+"""The backend under a scheduler: beside the CPU, with callbacks, after failures, and with two graphs in turn."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class SchedulingContract(Contract):
     # -- helpers ----------------------------------------------------------------------------------
 
     def _cases(self, device: gs.Backend) -> list[Case]:
-        """The cases with a result of its own memory that the backend supports."""
+        """The supported cases with a result in memory of its own."""
         found = [(case, case.made()[1]) for case in self.cases]
         return [case for case, out in found if out.view_src is None and out.src and supported(device, out)]
 
