@@ -64,11 +64,15 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
         }
     }
 #else
+    /* A load from memory spreads a scale over a vector without work for the units that shuffle, which are the busiest. */
+    float spread[2][8];
     __m256 scaled[2][2];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
         UNROLL for (int h = 0; h < halves_of(type); h++) {
             scaled[c][h] = _mm256_mul_ps(_mm256_loadu_ps(s + 8 * h), _mm256_loadu_ps(strip->d + 8 * h));
+            if (halves_of(type) == 1)
+                _mm256_storeu_ps(spread[c], scaled[c][h]);
             if (!is_signed(type))
                 low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8 * h), _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
         }
@@ -76,12 +80,11 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     UNROLL for (int j = 0; j < 8; j++) {
         __m256i v = lanes(type, units_of(type) == 8 ? p : p + j * bytes_of(type), units_of(type) == 8 ? j : 0);
         const int first = 2 * j % 8;
-        __m256i place = halves_of(type) == 2
-            ? _mm256_setr_epi32(first, first, first, first, first + 1, first + 1, first + 1, first + 1)
-            : _mm256_set1_epi32(j);
+        __m256i place = _mm256_setr_epi32(first, first, first, first, first + 1, first + 1, first + 1, first + 1);
         UNROLL for (int c = 0; c < N; c++) {
             __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y[c][at].q + 32 * j));
-            __m256 scale = _mm256_permutevar8x32_ps(scaled[c][halves_of(type) == 2 ? j / 4 : 0], place);
+            __m256 scale = halves_of(type) == 2 ? _mm256_permutevar8x32_ps(scaled[c][j / 4], place)
+                                                : _mm256_broadcast_ss(spread[c] + j);
             acc[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[c][j % 2]);
         }
     }
