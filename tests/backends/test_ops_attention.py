@@ -217,7 +217,7 @@ def test_flash_attn_ext(type, options):
 SIZES = [
     (64, 64, 4, 4, 1, 32), (64, 64, 8, 2, 1, 700), (128, 128, 2, 1, 3, 300), (40, 24, 6, 3, 1, 257),
     (64, 64, 4, 2, 37, 96), (128, 64, 1, 1, 130, 200), (24, 40, 3, 3, 9, 65), (16, 16, 2, 1, 70, 1),
-    (576, 512, 8, 1, 2, 33),
+    (576, 512, 8, 1, 2, 33), (64, 96, 3, 1, 1, 300), (64, 64, 7, 1, 1, 260), (72, 40, 10, 2, 1, 70),
 ]
 
 
@@ -242,7 +242,7 @@ def test_flash_attention_over_a_permuted_cache(ctx):
     assert_close(compute(ctx, out, {q: x, cache: c}), attention(x.swapaxes(0, 1)[None], held, held, None, 0.3))
 
 
-@pytest.mark.parametrize("type", ["f32", "f16"])
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize(("d", "n_rows", "n_kv"), [(4, 3, 5), (64, 1, 90), (64, 3, 90), (64, 20, 90)])
 def test_flash_attention_never_looks_at_masked_cells(ctx, d, n_rows, n_kv, type):
     """Unused cells of a KV cache hold anything; ggml's result does not depend on them."""
@@ -260,6 +260,24 @@ def test_flash_attention_never_looks_at_masked_cells(ctx, d, n_rows, n_kv, type)
         want = attention(x[None], *held, m[None, None], 0.5, sinks=None if use is None else [0.3, -1])
         assert_close(got, want)
         assert not got.reshape(n_rows, 2, d)[1:2].any()
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n_head", range(2, 8))
+def test_a_head_does_not_look_at_cells_that_only_others_see(ctx, n_head, type):
+    """Heads that share a key head are computed together: infinite values of a cell reach only the heads that see it."""
+    d, n_kv = 64, 39
+    q, k, v = ctx.tensor("f32", (d, 1, n_head)), ctx.tensor(type, (d, n_kv, 1)), ctx.tensor(type, (d, n_kv, 1))
+    mask = ctx.tensor("f32", (n_kv, 1, n_head))
+    x, y, z = random(RNG, d, 1, n_head), random(RNG, d, n_kv), random(RNG, d, n_kv)
+    held = [stored(array, type)[None, None] for array in (y, z)]
+    m = np.zeros((n_head, 1, n_kv), np.float32)
+    m[: n_head - 1, :, 5] = m[0, :, 6:11] = -INF
+    want = attention(x.reshape(1, n_head, 1, d), *held, m[None], 0.5)
+    z[5] = INF
+    got = compute(ctx, ctx.flash_attn_ext(q, k, v, mask, 0.5), {q: x, k: y, v: z, mask: m}).reshape(n_head, d)
+    assert_close(got[: n_head - 1], want.reshape(n_head, d)[: n_head - 1])
+    assert np.isposinf(got[n_head - 1]).all()
 
 
 def test_flash_attention_of_no_rows_and_no_cells(ctx):

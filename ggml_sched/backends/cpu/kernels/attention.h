@@ -7,8 +7,12 @@
  * The content of KV cache cells whose mask is -inf, even a NaN, does not affect the result; a row without any unmasked
  * cell gives zeros.
  */
+#define UNROLL _Pragma("GCC unroll 16")
 #define FEW 8
 #define CHUNK 256
+#define TOGETHER 3              /* the most query rows that share the conversion of a key: registers hold their sums */
+#define AHEAD (24 * 64)         /* about how many bytes of keys, or of values, are prefetched before their use */
+#define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 #define BLOCK_ROWS 64
 #define BLOCK_KEYS 64
 #define FLASH_WORK (1 << 17)    /* about how many multiplications one part makes */
@@ -91,21 +95,34 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* The dot products of q, n elements of f32, with four rows of f16, to to[0 .. 3]; n is a multiple of V.  Each vector of
- * q is loaded once for all four rows. */
-INLINE void dots_of_halves(const float *q, const uint16_t *const *k, int64_t n, float *to) {
-    vf a = vset(0), b = a, c = a, d = a;
-    for (int64_t i = 0; i < n; i += V) {
-        vf x = vload(q + i);
-        a = vfma(x, vfrom_f16(k[0] + i), a);
-        b = vfma(x, vfrom_f16(k[1] + i), b);
-        c = vfma(x, vfrom_f16(k[2] + i), c);
-        d = vfma(x, vfrom_f16(k[3] + i), d);
-    }
-    to[0] = vsum(a);
-    to[1] = vsum(b);
-    to[2] = vsum(c);
-    to[3] = vsum(d);
+/* How many bytes ahead of a row of n f16 or bf16 values the row begins that is to be prefetched; `next`: bytes from one
+ * row to the next. */
+INLINE int64_t ahead_of(int64_t n, int64_t next) {
+    return (AHEAD / (2 * n) > 1 ? AHEAD / (2 * n) : 1) * next;
+}
+
+/* V values of f16, or of bf16, as f32. */
+INLINE vf vhalves(const int type, const uint16_t *p) {
+    return type == GS_TYPE_BF16 ? vfrom_bf16(p) : vfrom_f16(p);
+}
+
+/* The dot products of R query rows of f32 with four keys of f16 or bf16: those of row r to to[r * CHUNK] and the three
+ * floats after it.  `width`: floats from one query row to the next; n, the elements of a key, is a multiple of V.  Each
+ * vector of a key is converted once for all rows. */
+INLINE void dots_of_halves(const int type, const int R, const float *q, int64_t width, const uint16_t *const *k,
+                           int64_t n, float *to) {
+    vf s[TOGETHER][4];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < 4; i++)
+            s[r][i] = vset(0);
+    for (int64_t at = 0; at < n; at += V)
+        UNROLL for (int i = 0; i < 4; i++) {
+            vf x = vhalves(type, k[i] + at);
+            UNROLL for (int r = 0; r < R; r++)
+                s[r][i] = vfma(vload(q + r * width + at), x, s[r][i]);
+        }
+    UNROLL for (int r = 0; r < R; r++)
+        vsums(s[r][0], s[r][1], s[r][2], s[r][3], to + r * CHUNK);
 }
 
 /* acc[i] += weight * x[i], for n elements. */
@@ -117,24 +134,114 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
         acc[i] += weight * x[i];
 }
 
-/* acc[i] += weights[key] * v[key][i], summed over n keys, for i in 0 .. 4 V - 1 (V: floats in a vector); v has f16
- * values.  The sums stay in registers.  `stride`: bytes from one key's values to the next. */
-INLINE void add_halves(float *acc, const float *weights, const char *v, int64_t stride, int64_t n) {
-    vf a = vload(acc), b = vload(acc + V), c = vload(acc + 2 * V), d = vload(acc + 3 * V);
+/* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
+ * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
+ * rows.  `stride`: bytes from one key's values to the next.  For each key `width` bytes are prefetched that lie `ahead`
+ * bytes after its values.  Values whose weight is 0 are not used: they may be NaN. */
+INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
+                       const char *v, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
+    vf s[TOGETHER][8];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++)
+            s[r][c] = vload(acc + r * apart + c * V);
+    int zeros = 0;
+    for (int r = 0; r < R; r++)
+        for (int64_t key = 0; key < n; key++)
+            zeros |= weights[r * CHUNK + key] == 0;
     for (int64_t key = 0; key < n; key++) {
-        if (weights[key] == 0)
-            continue;
         const uint16_t *x = (const uint16_t *)(v + key * stride);
-        vf w = vset(weights[key]);
-        a = vfma(w, vfrom_f16(x), a);
-        b = vfma(w, vfrom_f16(x + V), b);
-        c = vfma(w, vfrom_f16(x + 2 * V), c);
-        d = vfma(w, vfrom_f16(x + 3 * V), d);
+        for (int64_t line = 0; line < width; line += 64)
+            __builtin_prefetch((const char *)x + ahead + line);
+        if (!zeros) {
+            UNROLL for (int c = 0; c < C; c++) {
+                vf value = vhalves(type, x + c * V);
+                UNROLL for (int r = 0; r < R; r++)
+                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), value, s[r][c]);
+            }
+            continue;
+        }
+        UNROLL for (int r = 0; r < R; r++)
+            if (weights[r * CHUNK + key] != 0)
+                UNROLL for (int c = 0; c < C; c++)
+                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), vhalves(type, x + c * V), s[r][c]);
     }
-    vstore(acc, a);
-    vstore(acc + V, b);
-    vstore(acc + 2 * V, c);
-    vstore(acc + 3 * V, d);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++)
+            vstore(acc + r * apart + c * V, s[r][c]);
+}
+
+/* How many of m query rows are computed together next: as many as registers hold sums for, but twice 2 of 4 rows. */
+INLINE int64_t together(int64_t m) {
+    return m == 4 ? 2 : m < TOGETHER ? m : TOGETHER;
+}
+
+/* Writes the dot products of m query rows with four keys, as dots_of_halves. */
+static void dots_of_rows(const flash *f, const float *q, int64_t width, int64_t m, const uint16_t *const *k,
+                         float *to) {
+    for (int64_t r = 0, now; r < m; r += now, q += now * width, to += now * CHUNK) {
+        now = together(m - r);
+        int bf16 = f->k->layout.type == GS_TYPE_BF16;
+        switch (2 * now + bf16) {
+        case 2: dots_of_halves(GS_TYPE_F16, 1, q, width, k, f->d, to); break;
+        case 3: dots_of_halves(GS_TYPE_BF16, 1, q, width, k, f->d, to); break;
+        case 4: dots_of_halves(GS_TYPE_F16, 2, q, width, k, f->d, to); break;
+        case 5: dots_of_halves(GS_TYPE_BF16, 2, q, width, k, f->d, to); break;
+        case 6: dots_of_halves(GS_TYPE_F16, 3, q, width, k, f->d, to); break;
+        default: dots_of_halves(GS_TYPE_BF16, 3, q, width, k, f->d, to);
+        }
+    }
+}
+
+/* add_halves for `rows` rows of f16 or bf16. */
+#define ADD(TYPE, ROWS, VECTORS) \
+    add_halves(TYPE, ROWS, VECTORS, to, apart, weights, v + column * 2, stride, n, column == 0 ? width : 0, ahead)
+
+/* Adds the weighted values of n keys to acc of 1 to TOGETHER query rows, as add_halves, for all columns but the last
+ * dv % (4 V); returns how many columns that are. */
+static int64_t add_columns(const flash *f, float *acc, int64_t apart, const float *weights, int64_t rows, const char *v,
+                           int64_t n, int64_t width) {
+    int64_t column = 0, stride = f->v->layout.nb[1];
+    int64_t ahead = ahead_of(f->dv, stride);
+    int bf16 = f->v->layout.type == GS_TYPE_BF16;
+    for (; column + 4 * V <= f->dv; column += 4 * V) {
+        float *to = acc + column;
+        if (rows == 1 && column + 8 * V <= f->dv) {
+            if (bf16)
+                ADD(GS_TYPE_BF16, 1, 8);
+            else
+                ADD(GS_TYPE_F16, 1, 8);
+            column += 4 * V;
+            continue;
+        }
+        switch (2 * rows + bf16) {
+        case 2: ADD(GS_TYPE_F16, 1, 4); break;
+        case 3: ADD(GS_TYPE_BF16, 1, 4); break;
+        case 4: ADD(GS_TYPE_F16, 2, 4); break;
+        case 5: ADD(GS_TYPE_BF16, 2, 4); break;
+        case 6: ADD(GS_TYPE_F16, 3, 4); break;
+        default: ADD(GS_TYPE_BF16, 3, 4);
+        }
+    }
+    return column;
+}
+#undef ADD
+
+/* add_columns for m query rows, VALUES keys at a time: their values are in the cache for all rows and columns. */
+static int64_t add_weighted(const flash *f, float *acc, int64_t apart, const float *weights, int64_t m, const char *v,
+                            int64_t n) {
+    int64_t done = 0, block = m == 1 && f->dv <= 8 * V ? n : VALUES;
+    for (int64_t key = 0; key < n; key += block)
+        for (int64_t r = 0, now; r < m; r += now) {
+            now = together(m - r);
+            done = add_columns(f, acc + r * apart, apart, weights + r * CHUNK + key, now,
+                               v + key * f->v->layout.nb[1], n - key < block ? n - key : block,
+                               r == 0 ? 2 * f->dv : 0);
+        }
+    return done;
+}
+
+static int is_half(const gs_node *t) {
+    return t->layout.type == GS_TYPE_F16 || t->layout.type == GS_TYPE_BF16;
 }
 
 INLINE const float *row_as_f32(const gs_node *t, where w, int64_t n, float *copy) {
@@ -207,29 +314,34 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     const float *bias = NULL;
     for (int64_t i = 0; i < m; i++)
         scaled_query(f, line_of(f, head_kv, batch, m0 + i), s.q + i * width);
-    if (m == 1)
-        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
+    if (m == 1 || (f->n_rows == 1 && f->mask != NULL && f->mask->layout.ne[2] == 1))
+        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);    /* one mask for all m rows */
     int64_t key = 0;
-    if (m == 1 && f->k->layout.type == GS_TYPE_F16 && f->d % V == 0) {
+    if (is_half(f->k) && f->d % V == 0) {
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
          * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
-        int64_t next = f->k->layout.nb[1];
+        int64_t next = f->k->layout.nb[1], ahead = ahead_of(f->d, next);
         for (; key + 4 <= n; key += 4) {
             if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
                 && bias[key + 3] == -INFINITY) {
-                memset(s.scores + key, 0, 16);
+                for (int64_t i = 0; i < m; i++)
+                    memset(s.scores + i * CHUNK + key, 0, 16);
                 continue;
             }
             const uint16_t *rows[4];
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < 4; i++) {
                 rows[i] = (const uint16_t *)(k + (key + i) * next);
-            dots_of_halves(s.q, rows, f->d, s.scores + key);
+                for (int64_t line = 0; line < 2 * f->d; line += 64)
+                    __builtin_prefetch((const char *)rows[i] + ahead + line);
+            }
+            dots_of_rows(f, s.q, width, m, rows, s.scores + key);
         }
     }
     for (; key < n; key++) {
         if (bias != NULL && bias[key] == -INFINITY) {
-            s.scores[key] = 0;
+            for (int64_t i = 0; i < m; i++)
+                s.scores[i * CHUNK + key] = 0;
             continue;
         }
         const float *k = row_as_f32(f->k, (where){first + key, head_kv, batch}, f->d, s.copy);
@@ -248,14 +360,11 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             memset(scores, 0, (size_t)n * 4);
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
+    /* Sum the weighted values: of f16 and bf16 values 4 V columns at a time, with the sums in registers; then the
+     * remaining columns, or all columns of other types, key by key. */
     int64_t column = 0;
-    /* Sum the weighted values.  Of f16 values, 4 V columns at a time, with the sums in registers; then the remaining
-     * columns, or all columns of other types, key by key. */
-    if (f->v->layout.type == GS_TYPE_F16)
-        for (; column + 4 * V <= f->dv; column += 4 * V)
-            for (int64_t i = 0; i < m; i++)
-                add_halves(acc + i * stride + column, s.scores + i * CHUNK,
-                           row_of(f->v, (where){first, head_kv, batch}) + column * 2, f->v->layout.nb[1], n);
+    if (is_half(f->v))
+        column = add_weighted(f, acc, stride, s.scores, m, row_of(f->v, (where){first, head_kv, batch}), n);
     if (column == f->dv)
         return;
     for (int64_t key = 0; key < n; key++) {
@@ -295,16 +404,17 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
         shift_and_divide(out, out, f->dv, 0, total);
 }
 
-/* Runs attend_lines; a unit of work is one chunk of keys of one key head.  arg[2]: number of chunks; arg[3]: floats of
- * the result of one query row for one chunk. */
+/* Runs attend_lines; a unit of work is one chunk of keys of one key head.  The key heads of a chunk, which are
+ * neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
+ * one query row for one chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
-        int64_t chunk = unit % chunks, head_kv = unit / chunks % n_head_kv, batch = unit / chunks / n_head_kv;
+        int64_t head_kv = unit % n_head_kv, chunk = unit / n_head_kv % chunks, batch = unit / n_head_kv / chunks;
         int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
         /* `shared` is [key head][query row of that head][chunk], each of `size` floats. */
-        float *to = (float *)shared + ((unit - chunk) * m + chunk) * size;
+        float *to = (float *)shared + ((batch * n_head_kv + head_kv) * m * chunks + chunk) * size;
         attend_lines(&f, head_kv, batch, 0, m, first, n, lines_memory_at(&f, (float *)scratch, m), to + 2,
                      chunks * size, to, to + 1);
     }

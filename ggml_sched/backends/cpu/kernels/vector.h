@@ -85,6 +85,23 @@ INLINE float vsum(vf x) {
 #endif
 }
 
+/* vsum of four vectors, to to[0 .. 3]: the same bits. */
+INLINE void vsums(vf a, vf b, vf c, vf d, float *to) {
+#if GS_LEVEL == 1
+#define HALVES(x) _mm_add_ps(_mm256_castps256_ps128((__m256)(x)), _mm256_extractf128_ps((__m256)(x), 1))
+    __m128 e = HALVES(a), f = HALVES(b), g = HALVES(c), h = HALVES(d);
+#undef HALVES
+    e = _mm_add_ps(_mm_movelh_ps(e, f), _mm_movehl_ps(f, e));
+    g = _mm_add_ps(_mm_movelh_ps(g, h), _mm_movehl_ps(h, g));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_shuffle_ps(e, g, 0x88), _mm_shuffle_ps(e, g, 0xdd)));
+#else
+    to[0] = vsum(a);
+    to[1] = vsum(b);
+    to[2] = vsum(c);
+    to[3] = vsum(d);
+#endif
+}
+
 INLINE float vlargest(vf x) {
     float t[V], top;
     vstore(t, x);

@@ -64,7 +64,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
         }
     }
 #else
-    /* A load from memory spreads a scale over a vector without work for the units that shuffle, which are the busiest. */
+    /* A load from memory spreads a scale over a vector without work for the units that shuffle, the busiest ones. */
     float spread[2][8];
     __m256 scaled[2][2];
     UNROLL for (int c = 0; c < N; c++) {
