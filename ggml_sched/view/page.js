@@ -513,7 +513,7 @@
       if (t.why[id] >= 0) row("because", safe(plan.words[t.why[id]]));
       if (plan.fell.has(id)) row("fell back", safe(t.fallbacks[plan.fell.get(id)]));
       if (plan.outputs.has(id)) row("output", "its memory stays until the next compute");
-      if (t.sources[id].length) row(id >= this.plans[p].count ? "copy of" : "reads", this.links(p, t.sources[id]));
+      if (t.sources[id].length) row(this.plans[p].word("op", id) === "COPY" ? "copy of" : "reads", this.links(p, t.sources[id]));
       const readers = plan.readers.get(id) || [];
       if (readers.length) row("read by", this.links(p, readers));
       const name = this.plans.length > 1 ? `<div class="kind"><b>${safe(plan.name)}</b></div>` : "";

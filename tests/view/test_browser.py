@@ -282,6 +282,17 @@ def test_a_legend_entry_hides_its_role(both):
     assert both.run(faint) == 0
 
 
+def test_a_copy_says_what_it_is_a_copy_of(opened, tmp_path):
+    plan = refused()
+    copy = plan.copies[0]
+    plan.save_html(tmp_path / "copies.html")
+    opened.open(tmp_path / "copies.html")
+    opened.write(SEARCH, f"{copy.backend.name}#{copy.tensor.name}", enter=True)
+    (said,) = opened.texts(".details")
+    assert "copy of" in said and "reads" not in said
+    assert opened.texts(".details a")[0] == copy.tensor.name
+
+
 def test_nodes_that_fell_back_are_listed_with_the_reason(opened, tmp_path):
     refused().save_html(tmp_path / "refused.html")
     opened.open(tmp_path / "refused.html")
