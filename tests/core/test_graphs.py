@@ -229,6 +229,13 @@ def test_what_is_no_tensor_is_no_part_of_a_graph(ctx, wrong):
         gs.Graph(x).with_order([wrong])
 
 
+def test_a_list_of_outputs_is_refused_in_few_words(ctx):
+    outputs = [ctx.sqr(ctx.tensor("f32", 4)) for _ in range(100)]
+    with pytest.raises(TypeError, match=r"not a list of 100: give each output as an argument, Graph\(y\) or") as raised:
+        gs.Graph(outputs)
+    assert len(str(raised.value)) < 120
+
+
 # -- nothing changes ---------------------------------------------------------------------------
 
 

@@ -22,10 +22,11 @@ cdef class Graph:
     cdef bint names_residents           # one of its tensors is marked as a weight or cache
     cdef readonly uint64_t wiring       # a hash of everything but parameters, shapes, strides and view offsets
     cdef object __weakref__
-    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=*) except -1
+    # `recorded`: a graph of the same tensors, whose flags and alloc dependencies are used; None: the present ones.
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph recorded=*) except -1
     cdef int find_kinds(self, bint all) except -1
     cdef int number(self, dict given, gs_graph_size *size) except -1
-    cdef int fill_tensors(self, Graph like) except -1
+    cdef int fill_tensors(self, Graph recorded) except -1
     cdef int fill_order(self, dict deps) except -1
     cdef int fill_deps(self, dict given) except -1
     cpdef int32_t id_of(self, Tensor t)

@@ -52,7 +52,7 @@ cdef class Graph:
         cdef tuple nodes, leafs
         for t in outputs:
             if not isinstance(t, Tensor):
-                raise TypeError(f"a graph is made of Tensors, not {t!r}{spread(t)}")
+                raise TypeError(f"a graph is made of Tensors, not {list_of_tensors(t) or repr(t)}")
         walk = Walk()
         for t in outputs:
             walk.visit(t)
@@ -87,16 +87,16 @@ cdef class Graph:
     @cython.boundscheck(False)
     @cython.wraparound(False)
     @cython.nonecheck(False)
-    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph like=None) except -1:
-        """Fill the flat arrays.  `like`: a graph of the same tensors whose flags and alloc dependencies to use."""
+    cdef int fill(self, tuple tensors, tuple nodes, tuple leafs, Graph recorded=None) except -1:
+        """Fill the flat arrays.  `recorded`: a graph of the same tensors whose flags and alloc dependencies to use."""
         cdef gs_graph *g = &self.flat
-        cdef dict given = None if like is None else like.deps
+        cdef dict given = None if recorded is None else recorded.deps
         cdef gs_graph_size size
         cdef uint64_t[2] found
         self.tensors, self.nodes, self.leafs = tensors, nodes, leafs
         self.number(given, &size)
         flat_alloc(g, &size)
-        self.fill_tensors(like)
+        self.fill_tensors(recorded)
         self.fill_order(given if size.n_deps else {})
         if size.n_deps:
             self.fill_deps(given)
@@ -145,7 +145,7 @@ cdef class Graph:
     @cython.boundscheck(False)
     @cython.wraparound(False)
     @cython.nonecheck(False)
-    cdef int fill_tensors(self, Graph like) except -1:
+    cdef int fill_tensors(self, Graph recorded) except -1:
         """Fill layouts, flags, roots, sources and parameters; `position` is -1 until fill_order."""
         cdef gs_graph *g = &self.flat
         cdef void *at
@@ -157,7 +157,7 @@ cdef class Graph:
             if (<Tensor>at).mark != i:
                 raise GraphError(f"{describe(<Tensor>at)} appears twice in a graph")
             g.layout[i] = (<Tensor>at).layout
-            g.flags[i] = <unsigned char>(<Tensor>at)._flags if like is None else like.flat.flags[i]
+            g.flags[i] = <unsigned char>(<Tensor>at)._flags if recorded is None else recorded.flat.flags[i]
             g.view_offs[i] = (<Tensor>at).view_offs
             g.view_src[i] = -1
             if <void *>(<Tensor>at).view_src != <void *>None:
@@ -381,10 +381,11 @@ cdef class Graph:
         return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
-cdef str spread(object given):
-    """The end of a message about an argument that is no tensor: how to give several; "" if it is no list of tensors."""
+cdef str list_of_tensors(object given):
+    """The words for a list of tensors in a message, and how to give them one by one; "" if it is no list of tensors."""
     if isinstance(given, (list, tuple)) and given and all(isinstance(t, Tensor) for t in given):
-        return ": give each output as an argument, Graph(y) or Graph(*outputs)"
+        return (f"a {type(given).__name__} of {len(given)}: give each output as an argument, Graph(y) or "
+                "Graph(*outputs)")
     return ""
 
 
