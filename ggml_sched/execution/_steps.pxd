@@ -63,7 +63,7 @@ cdef class BoundRun(BoundStep):
     cdef readonly object needed         # frozenset of indices into `twins`; None: all
     cdef object handle                  # what graph_plan_create returned; None: call graph_compute instead
     cdef bint is_prepared
-    # The argument of the backend's c_compute, if it has that; made on first use.
+    # For a backend with the C method c_compute, made on first use: `c` is its argument, the others hold what c points to.
     cdef NodeTable table                # keeps the tensors of `c` alive
     cdef tuple buffers                  # those of `twins` and of their sources
     cdef gs_run_nodes c

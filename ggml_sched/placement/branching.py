@@ -498,9 +498,9 @@ def relaxed(chain: Chain, room: Sequence[int]) -> tuple[Solution, tuple[tuple[Ch
     worth = [0.0] * len(room)
     for d, multiplier in zip(problem.scarce, found.multipliers.tolist(), strict=True):
         worth[d] = multiplier
-    if not found.visits or found.value == math.inf:
+    if not found.relaxations or found.value == math.inf:
         return Solution(math.inf, found.value, None, None, tuple(worth)), ()
-    best = max(found.visits, key=lambda visit: visit.value)
+    best = max(found.relaxations, key=lambda one: one.value)
     mixture = {tuple(each.path.tolist()): each for each in (best, *found.mixture)}
     return (Solution(best.cost, found.value, problem.choices(best.path), problem.bytes_of(best.path), tuple(worth)),
             tuple(problem.choices(each.path) for each in mixture.values()))

@@ -73,8 +73,8 @@ class Split:
     """Position after the last node."""
     nodes: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
-    """Tensors of other backends that are copied before the split runs, in this order.  The first ones are weights that
-    stores begin to fetch before this split, for it or for later splits."""
+    """Tensors of other backends whose copies begin before the split runs, in this order.  The first ones are weights
+    that stores fetch, for this split or for later ones."""
 
     def __len__(self) -> int:
         return self.stop - self.start

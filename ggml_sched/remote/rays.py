@@ -354,7 +354,7 @@ class RayActors:
             if to == DRIVER:
                 self._inbox.append(message)
             elif to not in self._lost:
-                self._call(to, message)     # its receiver stands before its sender in the relay
+                self._call(to, message)     # the relay passes messages forward only, and this one goes back
         if self._relay.broken:
             self._probe_actors()
 

@@ -57,7 +57,7 @@ typedef struct gs_problem {
     /* Fusion groups: nodes that a backend computes as one kernel; ordered by first member, then backend. */
     GS_CONST int32_t *group_backend; /* [n_groups] the backend that offers the group                */
     GS_CONST int32_t *group_begin; /* [n_groups + 1] index in group_member of each group's first member, and the end */
-    GS_CONST int32_t *group_member; /* positions in the graph's node order, ascending in each group of two or more */
+    GS_CONST int32_t *group_member; /* positions in the graph's node order; each group has two or more, ascending */
 } gs_problem;
 
 /* -- plans ---------------------------------------------------------------------------------------------------- */

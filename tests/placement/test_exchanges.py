@@ -20,9 +20,9 @@ def problems(count, n_devices=2, n_graphs=1):
         chain = random_chain(RNG, n_devices, n_stages=int(RNG.integers(2, 9)), n_patterns=6, n_graphs=n_graphs)
         problem = Problem(chain, near_budget(RNG, chain))
         bound = best_bound(problem)
-        if np.isfinite(bound.value) and len(problem.scarce) and bound.visits:
-            found.append((problem, bound, [one.path for one in bound.visits if problem.fits(one.path)],
-                          [one.path for one in bound.visits if not problem.fits(one.path)]))
+        if np.isfinite(bound.value) and len(problem.scarce) and bound.relaxations:
+            found.append((problem, bound, [one.path for one in bound.relaxations if problem.fits(one.path)],
+                          [one.path for one in bound.relaxations if not problem.fits(one.path)]))
     return found
 
 

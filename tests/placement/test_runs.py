@@ -44,7 +44,7 @@ def test_no_path_that_fits_costs_less_than_the_bound_by_runs(n_devices, n_graphs
             continue
         for cells in (1, 3, by_runs.cells):
             by_runs.cells = cells
-            value, _ = by_runs.visit(bound.multipliers * RNG.uniform(0, 2, len(bound.multipliers)), 1e9)
+            value, _ = by_runs.relax(bound.multipliers * RNG.uniform(0, 2, len(bound.multipliers)), 1e9)
             assert value <= optimum * (1 + 1e-12)
             before = bound.value
             by_runs.raise_(bound, 1e9)

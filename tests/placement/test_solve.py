@@ -9,7 +9,7 @@ from random_chains import least, near_budget, random_chain
 import ggml_sched.placement.solve as solver_room
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve import solve
-from ggml_sched.placement.solve.bound import best_bound, visit
+from ggml_sched.placement.solve.bound import best_bound, relax
 from ggml_sched.placement.solve.counts import Counts, has_highs
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
@@ -100,17 +100,17 @@ def test_a_bound_is_the_mean_of_paths_that_keep_the_budgets_together():
             continue
         master = Master(len(problem.scarce), 1e6)
         unit = np.maximum(problem.total, 1.0)
-        for met in bound.visits:
+        for met in bound.relaxations:
             master.add(met.cost / problem.dearest, (met.memory - problem.budget) / unit)
         promised, _ = master.solve()
         shares = master.shares()
         assert sum(part for _, part in shares) == pytest.approx(1.0, abs=1e-5)
-        mean = sum(part * bound.visits[plane].cost for plane, part in shares)
+        mean = sum(part * bound.relaxations[plane].cost for plane, part in shares)
         assert mean == pytest.approx(promised * problem.dearest, rel=1e-4)
         assert mean == pytest.approx(bound.value, rel=1e-4)
-        over = sum(part * (bound.visits[plane].memory - problem.budget) / unit for plane, part in shares)
+        over = sum(part * (bound.relaxations[plane].memory - problem.budget) / unit for plane, part in shares)
         assert (over <= 1e-5).all()
-        assert {id(met) for met in bound.mixture} <= {id(met) for met in bound.visits}
+        assert {id(met) for met in bound.mixture} <= {id(met) for met in bound.relaxations}
         mixed += len(bound.mixture) > 1
     assert mixed > 5
 
@@ -136,7 +136,7 @@ def test_the_counts_of_a_path_become_a_path_of_equal_seconds_and_bytes():
         chain = Chain((0, 1) * 5, (*chain.cost, *chain.cost)[:2], (*chain.memory, *chain.memory)[:2], chain.start)
         budget = near_budget(RNG, chain)
         problem, counts = all_counts(chain, budget)
-        visited = visit(problem, np.zeros(len(problem.scarce)))
+        visited = relax(problem, np.zeros(len(problem.scarce)))
         if visited is None:
             continue
         used = np.bincount(visited.path, minlength=len(problem.cost))

@@ -291,7 +291,7 @@ cdef class GraphPlan:
             end = self.table.n if s + 1 == n_graphs else (<GraphPart>self.parts[s + 1]).first
             count = 0
             for i in range(part.first, end):
-                count += 1 if self.own is None else 1 + self.own.n_steps(i)
+                count += 1 if self.own is None else 1 + self.own.n_earlier(i)
                 for k in range(self.table.nodes[i].n_src):
                     if self.made[i].src[k] >= self.made + n:
                         count += 1
@@ -313,8 +313,8 @@ cdef class GraphPlan:
                     if self.made[i].src[k] >= self.made + n:
                         call.graph_add_node(part.graph, self.made[i].src[k])
                 if self.own is not None:
-                    for k in range(self.own.n_steps(i)):
-                        call.graph_add_node(part.graph, self.own.step(i, k))
+                    for k in range(self.own.n_earlier(i)):
+                        call.graph_add_node(part.graph, self.own.earlier_call(i, k))
                 call.graph_add_node(part.graph, &self.made[i])
         return 0
 

@@ -159,7 +159,7 @@ def _load(given: str) -> Library:
         # In this order: where libggml was loaded before libggml-cpu, kernels have computed NaN.
         base, cpu = _open_named(Path(given), "ggml-base"), _open_first(Path(given), "ggml-cpu")
         everything = _open_named(Path(given), "ggml")
-    _check_kin(given, base, cpu, everything)
+    _check_same_base(given, base, cpu, everything)
     version = _call(base, "ggml_version", ctypes.c_char_p)().decode(errors="replace")
     check(base, given, version)
     _hush(base)
@@ -212,9 +212,9 @@ def _open(path: str) -> ctypes.CDLL:
         raise BackendError(f"ggml's library {path} does not load: {error}") from error
 
 
-def _check_kin(given: str, *libraries: ctypes.CDLL | None) -> None:
-    """Check that all libraries use the same libggml-base.  They may use different ones: the loader resolves a
-    dependency by its file name, to a library of another ggml if that was loaded before."""
+def _check_same_base(given: str, *libraries: ctypes.CDLL | None) -> None:
+    """BackendError unless all libraries use one libggml-base.  The loader finds a dependency by its file name alone: if
+    another ggml was loaded before, some of the libraries can get that ggml's libggml-base."""
     found = {_address(library, "version") for library in libraries if library is not None}
     if len(found) != 1 or not found.copy().pop():
         raise BackendError(f"the libraries in {given} do not belong together, or another ggml was loaded before them")

@@ -17,24 +17,24 @@ cdef enum:
 
 @cython.no_gc
 cdef class OwnProducts:
-    """The calls of a GraphPlan's own products.  The last call of a product is the product's own node; the calls before
-    are `steps`, extra nodes of the ggml graph.  Made by `own_products`."""
+    """The calls of a GraphPlan's own products.  The last call of a product is the product's own node; each earlier call
+    is an extra node of the ggml graph.  Made by `own_products`."""
 
     cdef Products products
-    cdef gx_tensor *steps           # owned; the steps of all nodes
-    cdef int32_t *first             # owned; for each node the index of its first step, then the number of all steps
-    cdef float[16] unused           # memory for the results of steps, as ggml tensors need some; never written
+    cdef gx_tensor *earlier         # owned; the extra nodes, of one product after another
+    cdef int32_t *first             # owned; [nodes + 1] the index in `earlier` of a node's first call, and the end
+    cdef float[16] unused           # memory for the results of extra nodes, as ggml tensors need some; never written
 
     def __dealloc__(self):
-        free(self.steps)
+        free(self.earlier)
         free(self.first)
 
-    cdef Py_ssize_t n_steps(self, Py_ssize_t i) noexcept nogil:
+    cdef Py_ssize_t n_earlier(self, Py_ssize_t i) noexcept nogil:
         """The number of steps of node i, which run before it."""
         return self.first[i + 1] - self.first[i]
 
-    cdef gx_tensor *step(self, Py_ssize_t i, Py_ssize_t k) noexcept nogil:
-        return &self.steps[self.first[i] + k]
+    cdef gx_tensor *earlier_call(self, Py_ssize_t i, Py_ssize_t k) noexcept nogil:
+        return &self.earlier[self.first[i] + k]
 
 
 cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, int64_t least):
@@ -44,7 +44,7 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, i
     """
     cdef OwnProducts own = OwnProducts.__new__(OwnProducts)
     cdef gs_shared_call *call
-    cdef Py_ssize_t i, k, n_steps = 0
+    cdef Py_ssize_t i, k, n_earlier = 0
     cdef list counts = []
     cdef int n_calls
     own.products = Products.__new__(Products)
@@ -55,20 +55,20 @@ cdef OwnProducts own_products(NodeTable table, gx_tensor *made, Device device, i
         n_calls = 0
         if is_own_product(&table.nodes[i], made[i].src[0], least):
             n_calls = own.products.add(&table.nodes[i])
-        own.first[i] = <int32_t>n_steps
-        n_steps += max(n_calls - 1, 0)
+        own.first[i] = <int32_t>n_earlier
+        n_earlier += max(n_calls - 1, 0)
         counts.append(n_calls)
-    own.first[table.n] = <int32_t>n_steps
+    own.first[table.n] = <int32_t>n_earlier
     if not any(counts):
         return None
-    own.steps = <gx_tensor *>calloc(max(n_steps, 1), sizeof(gx_tensor))
-    if own.steps == NULL:
+    own.earlier = <gx_tensor *>calloc(max(n_earlier, 1), sizeof(gx_tensor))
+    if own.earlier == NULL:
         raise no_host_memory(f"the calls of {table.n} nodes")
     call = own.products.shared_calls()
     for i in range(table.n):
-        for k in range(own.n_steps(i)):
-            fill_step(own.step(i, k), own.unused, device.host_buffer)
-            device.api.fill_call(own.step(i, k), &run_parts, call)
+        for k in range(own.n_earlier(i)):
+            fill_earlier(own.earlier_call(i, k), own.unused, device.host_buffer)
+            device.api.fill_call(own.earlier_call(i, k), &run_parts, call)
             call += 1
         if counts[i]:
             for k in range(table.nodes[i].n_src):
@@ -94,7 +94,7 @@ cdef bint is_own_product(const gs_node *node, const gx_tensor *weight, int64_t l
     return n <= FEW_COLUMNS and factor.op == GS_OP_NONE and factor.layout.ne[2] == 1 and factor.layout.ne[3] == 1
 
 
-cdef void fill_step(gx_tensor *out, void *data, void *buffer) noexcept nogil:
+cdef void fill_earlier(gx_tensor *out, void *data, void *buffer) noexcept nogil:
     """Give an extra node a result of one f32 element that is never written, because ggml skips nodes whose result is
     empty.  The extra node makes a call of a product before the product's own node."""
     out.data, out.buffer = data, buffer

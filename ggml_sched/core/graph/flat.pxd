@@ -6,13 +6,13 @@ from ggml_sched._c cimport gs_error, gs_graph, gs_graph_size, gs_node
 
 
 # The kinds of a graph's tensors: support queries have equal answers for tensors of one kind (kinds.pxi).  All arrays
-# but `of` are in one block, which begins with `hash`; those without a length have `room` entries.
+# but `of` are in one block, which begins with `hash`.
 ctypedef struct gs_kinds:
     int32_t n                   # how many kinds
     int32_t room                # how many kinds the arrays have memory for
     int32_t *of                 # owned; [n_tensors] the kind of each tensor, -1: not known yet
-    uint64_t *hash
-    int32_t *example            # the id of one tensor of each kind
+    uint64_t *hash              # [room] of each kind
+    int32_t *example            # [room] the id of one tensor of each kind
     int32_t *slot               # [2 * room] a hash table of kinds; -1: free
 
 

@@ -28,7 +28,7 @@ include "kinds.pxi"
 
 
 cdef int64_t flat_given_bytes(const gs_graph_size *size) noexcept nogil:
-    """The bytes of the arrays of a gs_graph that are not derived, for counts below 2**31."""
+    """The bytes of the given arrays of a gs_graph: those that are not derived.  Counts are below 2**31."""
     cdef int64_t n = size.n_tensors, n_src = size.n_src
     cdef int64_t n_ids = (3 * n + 2 + size.n_params + n_src + size.n_nodes + size.n_leafs
                           + (n + 1 + size.n_deps if size.n_deps else 0))
@@ -58,9 +58,9 @@ cdef inline void lay_out_behind_leafs(gs_graph *g, const gs_graph_size *size) no
 
 
 cdef void flat_lay_out_given(gs_graph *g, void *block, const gs_graph_size *size) noexcept nogil:
-    """Set the pointers of the arrays that are not derived into a block of at least flat_given_bytes bytes.
+    """Let the given arrays of `g` lie in `block`, which has flat_given_bytes bytes or more, and clear all else of `g`.
 
-    g.layout is the block's start.  The pointers of derived arrays become NULL.
+    The first of them, g.layout, is at the block's start.  The pointers of derived arrays become NULL.
     """
     cdef int64_t n = size.n_tensors
     memset(g, 0, sizeof(gs_graph))

@@ -159,7 +159,7 @@ cdef int64_t pack_place_near(gs_pack *p, int64_t limit) noexcept nogil:
     cdef int64_t *offset = p.offset
     cdef int64_t *sizes = p.size
     cdef int32_t *carry
-    cdef int64_t *bottom = <int64_t *>p.keys        # `bottom` and `top` take the memory of the used keys
+    cdef int64_t *bottom = <int64_t *>p.keys        # in the memory of the sort's keys, which are used up
     cdef int64_t *top = <int64_t *>p.keys + p.n
     cdef int64_t arena = 0
     cdef int64_t at, size

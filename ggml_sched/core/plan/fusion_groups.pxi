@@ -6,7 +6,7 @@
 # share a node.
 
 cdef tuple query_groups(Request request):
-    """The groups that all backends offer, as `Request.groups` returns them; also writes them to request.c."""
+    """The groups that the backends offer, each its own, as `Request.groups` gives them; also writes them to request.c."""
     cdef list found = []
     cdef int32_t b
     for b in range(request.devices.n):

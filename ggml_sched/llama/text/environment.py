@@ -42,14 +42,15 @@ METHODS: dict[type, frozenset[str]] = {
     list: frozenset(("copy", "count", "index")), tuple: frozenset(("count", "index")),
     int: frozenset(), float: frozenset(), range: frozenset()}
 """{type: methods that templates may call}: their results are not much larger than their arguments, except for `replace`
-and `join`, for which `call` spends budget first."""
+and `join`, whose work `call` counts before it calls them."""
 
 
 # -- wrapping costly expressions -----------------------------------------------------
 
 
 def meter(tree: nodes.Template) -> None:
-    """Wrap the costly expressions of a parsed template in filters that spend budget."""
+    """Wrap the costly expressions of a parsed template in filters that count their work; text/budget.py limits the work
+    of a rendering."""
 
     def paid(node: nodes.Node, name: str = "_weighed", *arguments: int) -> nodes.Filter:
         return nodes.Filter(node, name, [nodes.Const(value) for value in arguments], [], None, None,

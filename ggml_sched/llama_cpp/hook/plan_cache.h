@@ -190,8 +190,8 @@ typedef struct gh_cache_level {
     /* Store in `e`, whose signature is filled, what the client demands now, so that same_demand can compare it later.
      * False without memory. */
     bool (*take_demand)(const void *owner, gh_plan_entry *e);
-    /* Fill `problem` for the graph of `e`, which has the wiring, and so the roles, of the graph that e->plan was made
-     * for.  GS_OK or an error. */
+    /* Fill `problem` for the graph of `e`.  That graph has the same wiring as the graph that e->plan was made for, so
+     * that the plan's gh_role of each tensor holds for it, too.  GS_OK or an error. */
     int (*collect)(void *owner, const gh_plan_entry *e, gh_problem *problem, gs_error *error);
     /* Let backends reorder the nodes of a graph that was found or planned.  *same becomes whether the order of nodes,
      * and the pairs that backends named (gh_tensor_pairs), are those of the plan.  False without memory.  NULL: this

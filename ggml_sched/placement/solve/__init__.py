@@ -1,8 +1,8 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` tries fast methods first, and ends as soon as the gap is small enough: the bound by multipliers (`bound`); the
-paths that this visits, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels and a
-bound by merged labels (`labels`); counts of equal stages by an integer program (`counts`) where HiGHS is installed.
+paths of its relaxations, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels and
+a bound by merged labels (`labels`); counts of equal stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
-from ggml_sched.placement.solve.bound import Bound, Visit, best_bound, visit
+from ggml_sched.placement.solve.bound import Bound, Relaxation, best_bound, relax
 from ggml_sched.placement.solve.counts import Counts, has_highs, highs
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.problem import Problem
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 SOLVERS = ("auto", "own", "highs")
 SPLICED, REPAIRED = 2, 3
-"""How many of the visited paths that fit are spliced, and how many of the others, nearest to fitting, are repaired."""
+"""How many of the paths that fit are spliced, and how many of the others, nearest to fitting, are repaired."""
 STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 """Multiples of the best multipliers, at which paths take fewer bytes."""
 
@@ -168,10 +168,10 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
 
 
 def first_paths(problem: Problem, bound: Bound) -> Ints | None:
-    """The best path that comes from the paths which the bound visited; None if there is none.  The cheapest that fit
+    """The best path that comes from the paths of the bound's relaxations; None if there is none.  The cheapest that fit
     are spliced, the ones nearest to fitting repaired, and all of these improved."""
-    met = list(bound.visits)
-    met += [found for steeper in STEEPER if (found := visit(problem, bound.multipliers * steeper)) is not None]
+    met = list(bound.relaxations)
+    met += [found for steeper in STEEPER if (found := relax(problem, bound.multipliers * steeper)) is not None]
     unit = np.maximum(problem.total, 1.0)
     fitting = sorted((one for one in met if (one.memory <= problem.budget).all()), key=lambda one: one.cost)
     if not len(problem.scarce):
@@ -185,9 +185,9 @@ def first_paths(problem: Problem, bound: Bound) -> Ints | None:
     return min(paths, key=problem.cost_of, default=None)
 
 
-def distinct(visits: Sequence[Visit], most: int) -> list[Visit]:
-    """The first `most` of these visits; of several with equal seconds and bytes only the first counts."""
-    return list({(one.cost, *one.memory.tolist()): one for one in reversed(visits)}.values())[::-1][:most]
+def distinct(relaxations: Sequence[Relaxation], most: int) -> list[Relaxation]:
+    """The first `most` of these relaxations; of several with equal seconds and bytes only the first counts."""
+    return list({(one.cost, *one.memory.tolist()): one for one in reversed(relaxations)}.values())[::-1][:most]
 
 
 def answer(problem: Problem, bound: Bound, path: Ints | None) -> Solution:

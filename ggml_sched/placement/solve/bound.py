@@ -17,7 +17,7 @@ from ggml_sched.placement.solve._chain import least_columns, prefixes, shortest
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
-__all__ = ["Bound", "Visit", "best_bound", "cheapest", "constant", "visit"]
+__all__ = ["Bound", "Relaxation", "best_bound", "cheapest", "constant", "relax"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,8 +31,8 @@ there."""
 
 
 @dataclass(frozen=True)
-class Visit:
-    """The cheapest path at some multipliers."""
+class Relaxation:
+    """The cheapest path at some multipliers, and the bound that they give."""
 
     multipliers: Floats
     value: float
@@ -46,16 +46,16 @@ class Visit:
 
 @dataclass
 class Bound:
-    """The best bound found, its multipliers for the scarce devices, and the paths that were visited."""
+    """The best bound found, its multipliers for the scarce devices, and the relaxations that were solved."""
 
     value: float
     multipliers: Floats
-    visits: list[Visit] = field(default_factory=list)
-    mixture: list[Visit] = field(default_factory=list)
+    relaxations: list[Relaxation] = field(default_factory=list)
+    mixture: list[Relaxation] = field(default_factory=list)
     """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
 
 
-def visit(problem: Problem, multipliers: Floats) -> Visit | None:
+def relax(problem: Problem, multipliers: Floats) -> Relaxation | None:
     """The cheapest path at these multipliers, seconds a byte [scarce]; None if there is no path."""
     value, path, cost, memory = shortest(problem.classes, problem.start, problem.first, problem.cost, problem.memory,
                                          multipliers)
@@ -63,7 +63,7 @@ def visit(problem: Problem, multipliers: Floats) -> Visit | None:
         return None
     if multipliers.any():       # if all are 0, the value is the path's seconds, without an error
         value += constant(problem, multipliers, value)
-    return Visit(multipliers, value, path, cost, memory)
+    return Relaxation(multipliers, value, path, cost, memory)
 
 
 def constant(problem: Problem, multipliers: Floats, value: float) -> float:
@@ -85,11 +85,11 @@ def best_bound(problem: Problem) -> Bound:
     """Nearly the best bound over all multipliers; infinite if it is proven that no path fits."""
     n = len(problem.scarce)
     best = Bound(-np.inf, np.zeros(n))
-    first = visit(problem, best.multipliers)
+    first = relax(problem, best.multipliers)
     if first is None or any(least_bytes(problem, row) > problem.budget[row] for row in range(n)):
         return Bound(np.inf, np.zeros(n))
     best.value = first.value
-    best.visits.append(first)
+    best.relaxations.append(first)
     best.mixture.append(first)
     if (first.memory <= problem.budget).all():
         return best
@@ -101,15 +101,15 @@ def best_bound(problem: Problem) -> Bound:
         if promised * seconds - best.value <= CLOSE * abs(best.value):
             break
         multipliers = scaled * seconds / unit
-        met = visit(problem, multipliers)
+        met = relax(problem, multipliers)
         assert met is not None
-        best.visits.append(met)
+        best.relaxations.append(met)
         if met.value > best.value:
             best.value, best.multipliers = met.value, multipliers
         if best.value > problem.dearest * (1 + 1e-9):
-            return Bound(np.inf, best.multipliers, best.visits)
+            return Bound(np.inf, best.multipliers, best.relaxations)
         master.add(met.cost / seconds, (met.memory - problem.budget) / unit)
-    best.mixture = [best.visits[plane] for plane, _ in master.shares()]
+    best.mixture = [best.relaxations[plane] for plane, _ in master.shares()]
     return best
 
 

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 SCALES = (0.8, 1.25)
 """The best multipliers times each of these give bounds, too: better ones for labels of more or of fewer bytes."""
 NEAREST = 3
-"""So many of the visited multipliers, those with the best bounds, are used beside the best multipliers."""
+"""The multipliers of so many relaxations, those with the best bounds, are used beside the best multipliers."""
 FEWEST_SLOTS, MOST_SLOTS, FINER = 1 << 12, 1 << 20, 4
 """The most merged labels after a stage: in the first try, in the last try, and how many times more in each next try."""
 MOST_KEPT = 1 << 23
@@ -42,7 +42,7 @@ class Labels:
 
     def __post_init__(self) -> None:
         problem, best = self.problem, self.bound.multipliers
-        near = sorted(self.bound.visits, key=lambda one: -one.value)[:NEAREST]
+        near = sorted(self.bound.relaxations, key=lambda one: -one.value)[:NEAREST]
         others = np.unique([*(best * scale for scale in SCALES), *(one.multipliers for one in near)], axis=0)
         self.multipliers: Floats = np.concatenate([best[None], others[(others != best).any(1)]])
         tables = [cheapest(problem, problem.cost + problem.bytes @ row)[0] for row in self.multipliers]

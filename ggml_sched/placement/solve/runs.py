@@ -55,7 +55,7 @@ class RunBound:
         """Whether the bound by runs may be better: there are several scarce devices, few enough, and states on them."""
         return len(self.problem.scarce) > 1 and self.cells > 1 and bool((self.problem.row_of >= 0).any())
 
-    def visit(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:
+    def relax(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:
         """(bound, path): seconds, at most `stop`, that no path within the budgets undercuts; and the path that gave
         this bound, whose runs keep the budgets as far as the labels count their bytes.  (stop, None) if no path gives a
         bound below `stop`."""
@@ -89,7 +89,7 @@ class RunBound:
                 if promised * seconds - best <= CLOSE * abs(best) or (ends_below and promised * seconds < stop):
                     break
                 tried = multipliers + STEP * (scaled * seconds / unit - multipliers)
-            value, path = self.visit(tried, stop)
+            value, path = self.relax(tried, stop)
             if value > best:
                 best, multipliers = value, tried
             if path is None or best >= stop:

@@ -29,7 +29,7 @@ SPLICES = 24
 SCALES = (0.0, 0.5, 0.8, 0.95, 1.0, 1.05, 1.25, 2.0)
 """Multiples of the best multipliers at which parts to splice in are sought."""
 NEAREST = 6
-"""So many of the visited multipliers, those with the best bounds, are used beside multiples of the best multipliers."""
+"""The multipliers of so many relaxations, those with the best bounds, are used beside multiples of the best ones."""
 
 
 def repair(problem: Problem, path: Ints, multipliers: Floats) -> Ints | None:
@@ -54,7 +54,7 @@ def improve(problem: Problem, path: Ints, multipliers: Floats) -> Ints:
 
 def splice(problem: Problem, path: Ints, bound: Bound) -> Ints:
     """`path`, which has to fit, after splices that save seconds within the budgets: at most SPLICES of them."""
-    near = sorted(bound.visits, key=lambda one: -one.value)[:NEAREST]
+    near = sorted(bound.relaxations, key=lambda one: -one.value)[:NEAREST]
     rows = np.unique([*(bound.multipliers * scale for scale in SCALES), *(one.multipliers for one in near)], axis=0)
     found = [cheapest(problem, problem.cost + problem.bytes @ row) for row in rows]
     tables, columns = np.stack([table for table, _ in found]), np.stack([column for _, column in found])

@@ -51,6 +51,8 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     cell->sum_both = cell->d * (float)(low + high);
 }
 
+/* The product of a decoded row of quantised weights (integers q, scales s, minima m) and a column, whose first cell is
+ * `cell`.  `width`: columns of the tile; the column's next cell is so many cells further on. */
 static float dot_q(const gs_product *of, const int8_t *q, const float *s, const float *m, const gs_cell_q *cell,
                    int64_t width) {
     float sum = 0;

@@ -81,7 +81,7 @@ struct gs_product {
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
     int64_t steps;              /* activation cells of a column                          */
-    int64_t column_bytes;       /* bytes of a converted column: as cells or as strips (gs_strip), the larger */
+    int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */
     int64_t tile;               /* columns of a tile                                     */
     int64_t few;                /* the most columns of a group for the kernel `few`      */
     int64_t groups;             /* how many groups; MUL_MAT_ID: the most experts that can be chosen */

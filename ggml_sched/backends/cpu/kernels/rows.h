@@ -174,8 +174,8 @@ static void need(int64_t *most, int64_t bytes) {
         *most = bytes;
 }
 
-/* Adds a call whose units of work are the rows of the result.  `width`: elements of a row, by which the work is cut;
- * `spare`: floats of scratch; `want`: see units_per_part. */
+/* Adds a call that computes the rows of the result, several in each part.  `width`: how many elements a row costs;
+ * `want`: how many elements a part should cost; `spare`: floats of scratch that a part needs. */
 static int add_rows(const gs_node *node, int32_t position, gs_calls *to, gs_run run, int64_t width, int64_t spare,
                     int64_t want) {
     gs_call call = call_over(node, position, run, n_rows_of(node), width, want);

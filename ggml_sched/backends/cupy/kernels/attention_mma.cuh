@@ -402,8 +402,9 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 }
                 float factor[2];
                 const uint32_t seen = soften(a, s, cell0 + cell_warp * S::OWN, end, soft, factor);
-                const bool some = __ballot_sync(ALL_LANES, seen != 0) != 0;
-                const bool all = __ballot_sync(ALL_LANES, seen != (uint32_t)((1ull << 4 * N) - 1)) == 0;
+                // Whether the warp's columns see any of its cells, and whether all: a bit of `seen` is an unmasked cell.
+                const bool any_seen = __ballot_sync(ALL_LANES, seen != 0) != 0;
+                const bool all_seen = __ballot_sync(ALL_LANES, seen != (uint32_t)((1ull << 4 * N) - 1)) == 0;
                 UNROLL
                 for (int i = 0; i < PARTS; ++i) {
                     UNROLL
@@ -417,11 +418,11 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 if (next < BATCH)
                     copy_rows<S::TILE>(keys, pitch, all_keys, a.k1, 2 * a.d, batch + next * S::TILE, end);
                 tile = next;
-                if (!some) continue;
+                if (!any_seen) continue;
                 const int offset = value_warp * S::WIDTH;
                 const char* const own_values = values + cell_warp * S::OWN * S::VALUE_PITCH + 2 * offset;
                 const int width = a.dv - offset < S::WIDTH ? a.dv - offset : S::WIDTH;
-                const bool by_element = !all && has_infinite(own_values, S::VALUE_PITCH, S::OWN, 2 * width);
+                const bool by_element = !all_seen && has_infinite(own_values, S::VALUE_PITCH, S::OWN, 2 * width);
                 UNROLL
                 for (int step = 0; step < N / 2; ++step) {
                     const float(&low)[4] = s[2 * step], (&high)[4] = s[2 * step + 1];
