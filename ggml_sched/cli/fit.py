@@ -60,6 +60,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--goal", default="decode", metavar="GOAL",
                        help="decode, prompt, or tokens of a prompt + tokens to generate, 512+256 (%(default)s)")
     group.add_argument("--within", default="0.5%", metavar="PART", help="a gap at which to stop (%(default)s)")
+    group.add_argument("--seconds", type=float, metavar="N", help="stop the search after so many seconds")
     group.add_argument("--pin", action="append", default=[], metavar="NAME=DEVICE",
                        help="put a weight or cache on a device; NAME may have * and ?; repeatable")
     group.add_argument("--stream", action="store_true", help="weights of the host may be streamed for prompts")
@@ -134,7 +135,8 @@ def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) ->
     flat = [graph for group in groups for graph in group]
     return gs.fit(groups if len(groups) > 1 else groups[0], devices,  # type: ignore[arg-type]
                   link=link_of(args), goal=goal_of(args.goal, flat), pins=pins_of(args.pin),
-                  within=part_of(args.within), fill=args.fill, stream=args.stream, turns=args.turns)
+                  within=part_of(args.within), fill=args.fill, stream=args.stream, turns=args.turns,
+                  seconds=args.seconds)
 
 
 def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -20,7 +21,7 @@ from ggml_sched.placement.devices import DRIVER, Device
 from ggml_sched.placement.measure import is_driven, measure
 from ggml_sched.placement.trials import Trials
 
-__all__ = ["Goal", "Graphs", "devices_of", "given_devices", "groups_of", "part_of", "pins_of", "streams_of",
+__all__ = ["Goal", "Graphs", "devices_of", "end_of", "given_devices", "groups_of", "part_of", "pins_of", "streams_of",
            "weights_of", "with_driver"]
 
 Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
@@ -123,6 +124,17 @@ def part_of(name: str, value: object, most: str, whole: bool) -> float:
     if not 0 < part <= 1 or part == 1 and not whole:
         raise ValueError(f"{name} = {value!r} is not {most}")
     return part
+
+
+def end_of(seconds: object) -> float:
+    """The time of the clock `time.monotonic` that is so many seconds away; inf for None.  TypeError, ValueError."""
+    if seconds is None:
+        return math.inf
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"seconds is a number, or None, not {seconds!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds = {seconds!r} is not above 0")
+    return time.monotonic() + seconds
 
 
 def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:

@@ -97,7 +97,8 @@ class Branching:
         self._assumed: set[tuple[object, ...]] = set()
 
     def run(self) -> float:
-        """Search until all bounds are near the best, or the cases are too many; returns the bound of all cases."""
+        """Search until all bounds are near the best, the cases are too many, or it is late; returns the bound of all
+        cases."""
         candidates, budgets, table = self.candidates, self.candidates.budgets, self.tables[0]
         self._orders = mirrors(table.devices, table.links, {d for of in self.pins for d in of.values()})
         cases = tuple(first_case(each.needs, budgets) for each in self.tables)
@@ -105,7 +106,8 @@ class Branching:
                 self.tables, candidates.models, self.pins, strict=True))):
             self._add(cases, shared, 0.0)
         beyond = cuts = searched = 0
-        while searched < MAX_CASES and self.left and not candidates.is_near(self.left[0][0]):
+        while (searched < MAX_CASES and self.left and not candidates.is_near(self.left[0][0])
+               and not candidates.is_late):
             # The bound of all cases cannot rise above that of a closed case: more search only finds better candidates.
             beyond += self.left[0][0] >= min([self.closed, *(bound for bound, _, _ in self._weak[:1])])
             if beyond > MAX_BEYOND and candidates.best is not None:
@@ -121,7 +123,8 @@ class Branching:
             else:
                 searched += 1
                 self._search(bound, made)
-        self._polish()
+        if not candidates.is_late:
+            self._polish()
         return self._raised()
 
     def _raised(self) -> float:
@@ -131,7 +134,7 @@ class Branching:
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
         done, proofs = self.closed, 0
         for _ in range(MAX_FINEST):
-            if not cases or cases[0][0] >= done or self.candidates.is_near(least):
+            if not cases or cases[0][0] >= done or self.candidates.is_near(least) or self.candidates.is_late:
                 break
             bound, count, made = heappop(cases)
             if count not in searched:

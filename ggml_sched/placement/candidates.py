@@ -7,6 +7,7 @@ and with its residents alone, so that the scheduler's own rules place the nodes.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,15 +62,17 @@ class Found:
 class Candidates:
     """What was planned so far in one search, and the best of it.
 
-    `within`: the gap at which the search may stop; `turns`: whether several models take turns and share their arenas.
+    `within`: the gap at which the search may stop; `turns`: whether several models take turns and share their arenas;
+    `end`: the time of the clock `time.monotonic` from which on a placement that was found is enough.
     """
 
     def __init__(self, models: Sequence[Trials], devices: Sequence[Device], within: float, turns: bool,
-                 fine: float) -> None:
+                 fine: float, end: float = math.inf) -> None:
         self.models: Sequence[Trials] = models
         self.budgets: list[int] = [device.budget for device in devices]
         self.within: float = within
         self.turns: bool = turns
+        self.end: float = end
         self.fine: float = fine
         """Seconds that are added to the price for each byte of weights and caches on the host."""
         self.best: Found | None = None
@@ -84,6 +87,11 @@ class Candidates:
     def is_near(self, bound: float) -> bool:
         """Whether the seconds of the best are above a bound by at most half of `within`."""
         return self.best is not None and self.best.seconds <= bound * (1 + self.within / 2)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the search has to stop: it has found a placement, and `end` is over."""
+        return self.best is not None and time.monotonic() >= self.end
 
     def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
         """Bytes of each device's arena of all models together; `arenas` [models, devices] has those of each model."""

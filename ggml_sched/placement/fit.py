@@ -19,6 +19,7 @@ from ggml_sched.placement.arguments import (
     Goal,
     Graphs,
     devices_of,
+    end_of,
     given_devices,
     groups_of,
     part_of,
@@ -54,7 +55,7 @@ come close enough to the bound.  In both cases all models together must have at 
 
 def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = None, goal: Goal = None,
         pins: Mapping[str, Device | Backend | str] | None = None, within: float = 0.005, fill: float = 1.0,
-        stream: bool | Sequence[bool] = False, turns: bool = False) -> Fit:
+        stream: bool | Sequence[bool] = False, turns: bool = False, seconds: float | None = None) -> Fit:
     """Place the weights and caches of graphs on devices, so that they take the least time within all budgets.
 
     `graphs`: all that will run on the same weights and caches, such as those of one token and of the largest prompt; or
@@ -69,11 +70,14 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be streamed to
     another device, copied anew for each compute: a flag for each graph, or True for all graphs of many tokens.
     `turns`: whether several models never compute at the same time, so that they share their arenas.
+    `seconds`: after so many seconds the search ends with the best placement that it has found, or goes on until it has
+    found one; the gap says how far from best that may be.  Without it equal calls have equal results.
 
     Raises OutOfMemory, which says what is missing and the smallest change that suffices, if nothing fits;
     PlacementError for pins that name nothing or contradict each other; GraphError for residents without a name, or of
     one name and different sizes; ValueError and TypeError for other arguments.
     """
+    end = end_of(seconds)
     groups = groups_of(graphs)
     chosen = with_driver(given_devices(devices), groups)
     backends = [given for given in chosen if isinstance(given, Backend)]
@@ -90,7 +94,8 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
         model.weights = weights[at : at + len(model.graphs)]
         at += len(model.graphs)
     streams = streams_of(stream, models)
-    search = _Search(models, devices, links, pins_of(pins, models, devices), streams, within, turns)
+    search = _Search(models, devices, links, pins_of(pins, models, devices), streams, within, turns,
+                     end=end)
     best = search.run()
     return search.answer(best, link, fill)
 
@@ -139,16 +144,16 @@ class _Search:
 
     `pins`: for each model {name: index of its device}; `streams`: for each model and graph whether weights may be
     streamed; `fine`: see `Candidates`; `tables`: those of an earlier search with the same pins, or an empty list, which
-    receives the tables of this search.
+    receives the tables of this search; `end`: see `Candidates`.
     """
 
     def __init__(self, models: Sequence[Trials], devices: tuple[Device, ...], links: Links,
                  pins: Sequence[Mapping[str, int]], streams: Sequence[Sequence[bool]], within: float,
-                 turns: bool, fine: float = 0.0, tables: list[Tables] | None = None) -> None:
+                 turns: bool, fine: float = 0.0, tables: list[Tables] | None = None, end: float = math.inf) -> None:
         self.models, self.devices, self.links, self.pins = models, devices, links, pins
         self.streams, self.within, self.turns = streams, within, turns
         self._made = [] if tables is None else tables
-        self.candidates = Candidates(models, devices, within, turns, fine)
+        self.candidates = Candidates(models, devices, within, turns, fine, end)
         self.bound = math.inf
         for model, fixed in zip(models, pins, strict=True):
             model.unread = {name: fixed.get(name, len(devices) - 1) for name in model.unread}
@@ -170,6 +175,8 @@ class _Search:
             # Streamed weights need room in an arena, where residents may save more seconds: also search without.
             self._all_cases(self._tables([[False] * len(stream) for stream in self.streams]))
         candidates = self.candidates
+        if candidates.is_late:
+            return candidates.best
         # The tables leave out placements that divide an atom.  A tiny model has so few placements that all are planned.
         near = candidates.best is not None and candidates.best.seconds <= self.bound * (1 + self.within)
         self._every_one(TINY if near else FEW)
@@ -195,7 +202,7 @@ class _Search:
         if host.budget >= endless[-1].budget:
             raise refusal(self.models, self.devices, self.pins)
         more = _Search(self.models, endless, self.links, self.pins, self.streams, self.within, self.turns,
-                       DEAR / host.bandwidth)
+                       DEAR / host.bandwidth, end=self.candidates.end)
         try:
             found = more.run()
         except OutOfMemory:

@@ -9,6 +9,8 @@ import placement_instances as instances
 import pytest
 from small_models import allocated
 
+from ggml_sched.placement.branching import Branching
+
 SOME = (0, 1, 4, 5, 6, 13, 43)
 OTHERS = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 220) if seed not in SOME]
 
@@ -44,6 +46,29 @@ def test_other_goals_keep_the_budgets_too(seed: int, goal: str) -> None:
     fit = made.fit(goal)
     allocated(fit, made.graphs)
     assert fit.bound <= fit.rules_bound <= fit.seconds
+
+
+def test_a_search_that_is_late_ends_with_the_first_placement_and_a_gap_that_says_so(monkeypatch) -> None:
+    made, searched = instances.instance(6), []
+    search = Branching._search
+    monkeypatch.setattr(Branching, "_search", lambda self, *given: searched.append(1) or search(self, *given))
+    whole = made.fit()
+    n_searched = len(searched)
+    searched.clear()
+    fit = made.fit(seconds=1e-9)
+    allocated(fit, made.graphs)
+    assert len(searched) < n_searched
+    assert whole.bound <= fit.seconds and fit.bound <= whole.seconds <= fit.seconds
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+    assert made.fit(seconds=1e9) == whole
+
+
+@pytest.mark.parametrize(("seconds", "error"), [(0, ValueError), (-1.0, ValueError), (float("nan"), ValueError),
+                                                ("1", TypeError), (True, TypeError)])
+def test_seconds_are_a_number_above_0(seconds: object, error: type[Exception]) -> None:
+    made = instances.instance(1)
+    with pytest.raises(error, match="seconds"):
+        made.fit(seconds=seconds)
 
 
 def test_equal_seeds_are_equal_instances() -> None:
