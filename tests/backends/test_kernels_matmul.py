@@ -90,7 +90,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.spread("type kernels", "n kernels", "type n")
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 13, 40])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_every_type_with_few_and_many_columns(kernels, type, n):
     for blocks, m in ((1, 5), (9, 37), (3, 70)):

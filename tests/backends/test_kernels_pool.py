@@ -339,6 +339,19 @@ def test_memory_that_is_not_what_it_seems_is_left_to_others(ctx):
         assert [added(which, read_only) for which in range(3)] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("type", ["f32", "q4_0"])
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 8, 13, 16])
+def test_the_rows_of_a_small_matrix_are_shared_by_threads_for_any_number_of_columns(ctx, type, columns):
+    node = ctx.mul_mat(ctx.tensor(type, (768, 768)), ctx.tensor("f32", (768, columns)))
+    with gs.CpuBackend(1) as backend:
+        place(ctx, backend)
+        calls = CallList("CPU", [node], lambda buffer: buffer.memory, WorkMemory("CPU"))
+        assert calls.add(0, 1) == 1
+        assert calls.n_parts(calls.n_calls - 1) >= 3
+        with pytest.raises(IndexError):
+            calls.n_parts(calls.n_calls)
+
+
 def test_elements_without_end_are_left_to_others(ctx):
     one = ctx.tensor("f32", (1,))
     views = [ctx.restore("VIEW", "f32", (n, 1, 1, 1), (0, 0, 0, 0), (one,), view_src=one) for n in (1 << 20, 1 << 37)]

@@ -213,6 +213,12 @@ cdef class CallList:
             raise IndexError(f"call {i} of {self.calls.n}")
         return self.table.tensors[self.calls.call[i].position]
 
+    def n_parts(self, int32_t i):
+        """How many parts call i is cut into, which threads share; IndexError."""
+        if not 0 <= i < self.calls.n:
+            raise IndexError(f"call {i} of {self.calls.n}")
+        return self.calls.call[i].n_parts
+
     cpdef int64_t work_size(self, int32_t n_threads) except -1:
         """The bytes of work memory that a run on n_threads threads takes; OutOfMemory if 64 bits cannot count them."""
         cdef int64_t size = 0

@@ -15,7 +15,8 @@
 
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
 #define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
-#define MANY_WORK (4 << 20)     /* multiplications of an item, where a group has many columns                */
+#define MANY_WORK (1 << 20)     /* multiplications of an item, where a group has many columns                */
+#define REPACK 16               /* to repack a row of weights takes as long as to multiply it with so many columns */
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
 #define LEAST_COLUMNS 240       /* least columns of such an item, as each item repacks its panel of rows      */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
@@ -223,9 +224,9 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
         cost = panel * row_bytes;
         whole = FEW_BYTES;
     } else {
-        cost = panel * of->k * columns;
+        cost = panel * of->k * (columns + REPACK);
         whole = MANY_WORK;
-        if (cost > 2 * COLUMN_WORK) {
+        if (panel * of->k * columns > 2 * COLUMN_WORK) {
             int64_t step = clamped(COLUMN_WORK / (panel * of->k), LEAST_COLUMNS, INT32_MAX);
             of->column_step = clamped(pieces(step, of->tile) * of->tile, 1, of->columns);
             cost = panel * of->k * clamped(of->column_step, 1, columns);

@@ -23,7 +23,7 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW_Q 2             /* most columns with which quantised weights are multiplied row by row, not by panels */
+#define GS_FEW_Q 4             /* most columns with which quantised weights are multiplied row by row, not by panels */
 #define GS_FEW_F 12            /* the same for float weights: to repack for so few would take longer than it saves  */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
 #define GS_STEP_F 16           /* elements of a cell that meets float weights                                    */

@@ -1,6 +1,6 @@
-/* x86_few_q.h -- quantised weights times one or two columns: decoded from their blocks, one row of weights at a time.
+/* x86_few_q.h -- quantised weights times at most GS_FEW_Q columns: decoded from their blocks, a row at a time.
  *
- * Included by matmul_x86.h.  With so few columns each block is used once or twice.  Memory bandwidth alone limits the
+ * Included by matmul_x86.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
  * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
  */
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
@@ -38,7 +38,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     eight_scales(type, p, s, m);
     const float *times = has_min(type) ? m : s;
 #if WIDE
-    __m512 scaled[2];
+    __m512 scaled[GS_FEW_Q];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
         /* Two stores of 32 bytes wrote the scales.  One load of 64 could not be forwarded from them: it would wait
@@ -65,8 +65,8 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     }
 #else
     /* A load from memory spreads a scale over a vector without work for the units that shuffle, the busiest ones. */
-    float spread[2][8];
-    __m256 scaled[2][2];
+    float spread[GS_FEW_Q][8];
+    __m256 scaled[GS_FEW_Q][2];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
         UNROLL for (int h = 0; h < halves_of(type); h++) {
@@ -113,17 +113,17 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
     int over = (int)(of->steps % GS_STRIP_STEPS);
-    const gs_strip *y[2];
-    float *out[2];
+    const gs_strip *y[GS_FEW_Q];
+    float *out[GS_FEW_Q];
     for (int c = 0; c < N; c++) {
         y[c] = gs_strips_of(of, shared, group, c);
         out[c] = gs_result_at(of, shared, group, c);
     }
     for (int64_t row = row0; row < row1; row++) {
         const uint8_t *p = (const uint8_t *)a + row * stride;
-        vec acc[2][2];
-        __m256 low[2], rest[2];
-        float sum[2] = {0, 0};
+        vec acc[GS_FEW_Q][2];
+        __m256 low[GS_FEW_Q], rest[GS_FEW_Q];
+        float sum[GS_FEW_Q] = {0};
         UNROLL for (int c = 0; c < N; c++) {
             acc[c][0] = acc[c][1] = VEC_ZERO;
             low[c] = rest[c] = _mm256_setzero_ps();
@@ -145,7 +145,9 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
         case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
-        default: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); \
+        case 2: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); return; \
+        case 3: few_q(GS_TYPE_##TYPE, 3, of, shared, group, row0, row1); return; \
+        default: few_q(GS_TYPE_##TYPE, 4, of, shared, group, row0, row1); \
         } \
     }
 
