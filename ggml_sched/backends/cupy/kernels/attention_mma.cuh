@@ -402,7 +402,7 @@ __device__ __forceinline__ void attend_in_tiles(ATTENTION) {
                 }
                 float factor[2];
                 const uint32_t seen = soften(a, s, cell0 + cell_warp * S::OWN, end, soft, factor);
-                // Whether the warp's columns see any of its cells, and whether all: a bit of `seen` is an unmasked cell.
+                // Whether the warp's columns see any of its cells, and whether all.  A bit of `seen`: an unmasked cell.
                 const bool any_seen = __ballot_sync(ALL_LANES, seen != 0) != 0;
                 const bool all_seen = __ballot_sync(ALL_LANES, seen != (uint32_t)((1ull << 4 * N) - 1)) == 0;
                 UNROLL
