@@ -280,6 +280,27 @@ def test_a_head_does_not_look_at_cells_that_only_others_see(ctx, n_head, type):
     assert np.isposinf(got[n_head - 1]).all()
 
 
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("d", "d_v"), [(0, 64), (0, 3), (64, 0)])
+def test_keys_or_values_without_elements_are_attended_to(d, d_v, type):
+    """Keys without elements have equal scores: the result is the mean of the values."""
+    ctx = gs.Context()
+    q, k, v = (ctx.tensor(kind, ne, input=True)
+               for kind, ne in (("f32", (d, 1, 2)), (type, (d, 9, 1)), (type, (d_v, 9, 1))))
+    out = ctx.flash_attn_ext(q, k, v, None, 0.5)
+    z = random(RNG, d_v, 9)
+    with gs.CpuBackend(1) as backend:
+        scheduler = gs.Scheduler([backend])
+        scheduler.alloc(graph := gs.Graph(out))
+        for tensor, array in ((q, random(RNG, d, 1, 2)), (k, random(RNG, d, 9)), (v, z)):
+            if array.size:
+                tensor.set(array)
+        scheduler.compute(graph)
+        assert out.ne == (d_v, 2, 1, 1)
+        if d_v:
+            assert_close(out.numpy().reshape(2, d_v), np.broadcast_to(stored(z, type).mean(0), (2, d_v)))
+
+
 def test_flash_attention_of_no_rows_and_no_cells(ctx):
     q, none = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f32", (4, 0, 2))
     assert not compute(ctx, ctx.flash_attn_ext(q, none, none), {}).any()

@@ -98,7 +98,8 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
 /* How many bytes ahead of a row of n f16 or bf16 values the row begins that is to be prefetched; `next`: bytes from one
  * row to the next. */
 INLINE int64_t ahead_of(int64_t n, int64_t next) {
-    return (AHEAD / (2 * n) > 1 ? AHEAD / (2 * n) : 1) * next;
+    int64_t rows = n > 0 ? AHEAD / (2 * n) : 0;
+    return (rows > 1 ? rows : 1) * next;
 }
 
 /* V values of f16, or of bf16, as f32. */
