@@ -95,11 +95,11 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* How many bytes ahead of a row of n f16 or bf16 values the row begins that is to be prefetched; `next`: bytes from one
- * row to the next. */
-INLINE int64_t ahead_of(int64_t n, int64_t next) {
-    int64_t rows = n > 0 ? AHEAD / (2 * n) : 0;
-    return (rows > 1 ? rows : 1) * next;
+/* How many bytes after a row of n f16 or bf16 values the row begins that is prefetched with it; `next`: bytes from one
+ * row to the next.  0 if the cache, of n_kv rows, has no such row. */
+INLINE int64_t ahead_of(int64_t n, int64_t next, int64_t n_kv) {
+    int64_t rows = n > 0 && AHEAD / (2 * n) > 1 ? AHEAD / (2 * n) : 1;
+    return rows < n_kv ? rows * next : 0;
 }
 
 /* V values of f16, or of bf16, as f32. */
@@ -177,68 +177,43 @@ INLINE int64_t together(int64_t m) {
 }
 
 /* Writes the dot products of m query rows with four keys, as dots_of_halves. */
-static void dots_of_rows(const flash *f, const float *q, int64_t width, int64_t m, const uint16_t *const *k,
+INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t m, const uint16_t *const *k, int64_t n,
                          float *to) {
     for (int64_t r = 0, now; r < m; r += now, q += now * width, to += now * CHUNK) {
         now = together(m - r);
-        int bf16 = f->k->layout.type == GS_TYPE_BF16;
-        switch (2 * now + bf16) {
-        case 2: dots_of_halves(GS_TYPE_F16, 1, q, width, k, f->d, to); break;
-        case 3: dots_of_halves(GS_TYPE_BF16, 1, q, width, k, f->d, to); break;
-        case 4: dots_of_halves(GS_TYPE_F16, 2, q, width, k, f->d, to); break;
-        case 5: dots_of_halves(GS_TYPE_BF16, 2, q, width, k, f->d, to); break;
-        case 6: dots_of_halves(GS_TYPE_F16, 3, q, width, k, f->d, to); break;
-        default: dots_of_halves(GS_TYPE_BF16, 3, q, width, k, f->d, to);
+        switch (now) {
+        case 1: dots_of_halves(type, 1, q, width, k, n, to); break;
+        case 2: dots_of_halves(type, 2, q, width, k, n, to); break;
+        default: dots_of_halves(type, 3, q, width, k, n, to);
         }
     }
 }
 
-/* add_halves for `rows` rows of f16 or bf16. */
-#define ADD(TYPE, ROWS, VECTORS) \
-    add_halves(TYPE, ROWS, VECTORS, to, apart, weights, v + column * 2, stride, n, column == 0 ? width : 0, ahead)
-
-/* Adds the weighted values of n keys to acc of 1 to TOGETHER query rows, as add_halves, for all columns but the last
- * dv % (4 V); returns how many columns that are. */
-static int64_t add_columns(const flash *f, float *acc, int64_t apart, const float *weights, int64_t rows, const char *v,
-                           int64_t n, int64_t width) {
-    int64_t column = 0, stride = f->v->layout.nb[1];
-    int64_t ahead = ahead_of(f->dv, stride);
-    int bf16 = f->v->layout.type == GS_TYPE_BF16;
-    for (; column + 4 * V <= f->dv; column += 4 * V) {
-        float *to = acc + column;
-        if (rows == 1 && column + 8 * V <= f->dv) {
-            if (bf16)
-                ADD(GS_TYPE_BF16, 1, 8);
-            else
-                ADD(GS_TYPE_F16, 1, 8);
-            column += 4 * V;
-            continue;
-        }
-        switch (2 * rows + bf16) {
-        case 2: ADD(GS_TYPE_F16, 1, 4); break;
-        case 3: ADD(GS_TYPE_BF16, 1, 4); break;
-        case 4: ADD(GS_TYPE_F16, 2, 4); break;
-        case 5: ADD(GS_TYPE_BF16, 2, 4); break;
-        case 6: ADD(GS_TYPE_F16, 3, 4); break;
-        default: ADD(GS_TYPE_BF16, 3, 4);
-        }
-    }
-    return column;
-}
-#undef ADD
-
-/* add_columns for m query rows, VALUES keys at a time: their values are in the cache for all rows and columns. */
-static int64_t add_weighted(const flash *f, float *acc, int64_t apart, const float *weights, int64_t m, const char *v,
-                            int64_t n) {
-    int64_t done = 0, block = m == 1 && f->dv <= 8 * V ? n : VALUES;
+/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
+ * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
+ * columns. */
+INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
+                            const char *v, int64_t n) {
+    int64_t stride = f->v->layout.nb[1], ahead = ahead_of(f->dv, stride, f->n_kv);
+    int64_t block = m == 1 && f->dv <= 8 * V ? n : VALUES;
     for (int64_t key = 0; key < n; key += block)
         for (int64_t r = 0, now; r < m; r += now) {
             now = together(m - r);
-            done = add_columns(f, acc + r * apart, apart, weights + r * CHUNK + key, now,
-                               v + key * f->v->layout.nb[1], n - key < block ? n - key : block,
-                               r == 0 ? 2 * f->dv : 0);
+            for (int64_t column = 0, wide; column + 4 * V <= f->dv; column += wide * V) {
+                float *to = acc + r * apart + column;
+                const float *weight = weights + r * CHUNK + key;
+                const char *from = v + key * stride + column * 2;
+                int64_t keys = n - key < block ? n - key : block, fetched = r + column == 0 ? 2 * f->dv : 0;
+                wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
+                switch (now + wide) {
+                case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                case 1 + 4: add_halves(type, 1, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                case 2 + 4: add_halves(type, 2, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                default: add_halves(type, 3, 4, to, apart, weight, from, stride, keys, fetched, ahead);
+                }
+            }
         }
-    return done;
+    return f->dv / (4 * V) * (4 * V);
 }
 
 static int is_half(const gs_node *t) {
@@ -322,7 +297,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
          * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
-        int64_t next = f->k->layout.nb[1], ahead = ahead_of(f->d, next);
+        int64_t next = f->k->layout.nb[1], ahead = ahead_of(f->d, next, f->n_kv);
         for (; key + 4 <= n; key += 4) {
             if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
                 && bias[key + 3] == -INFINITY) {
@@ -336,7 +311,10 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
                 for (int64_t line = 0; line < 2 * f->d; line += 64)
                     __builtin_prefetch((const char *)rows[i] + ahead + line);
             }
-            dots_of_rows(f, s.q, width, m, rows, s.scores + key);
+            if (f->k->layout.type == GS_TYPE_F16)
+                dots_of_rows(GS_TYPE_F16, s.q, width, m, rows, f->d, s.scores + key);
+            else
+                dots_of_rows(GS_TYPE_BF16, s.q, width, m, rows, f->d, s.scores + key);
         }
     }
     for (; key < n; key++) {
@@ -364,8 +342,11 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     /* Sum the weighted values: of f16 and bf16 values 4 V columns at a time, with the sums in registers; then the
      * remaining columns, or all columns of other types, key by key. */
     int64_t column = 0;
-    if (is_half(f->v))
-        column = add_weighted(f, acc, stride, s.scores, m, row_of(f->v, (where){first, head_kv, batch}), n);
+    const char *v0 = row_of(f->v, (where){first, head_kv, batch});
+    if (f->v->layout.type == GS_TYPE_F16)
+        column = add_weighted(GS_TYPE_F16, f, acc, stride, s.scores, m, v0, n);
+    else if (f->v->layout.type == GS_TYPE_BF16)
+        column = add_weighted(GS_TYPE_BF16, f, acc, stride, s.scores, m, v0, n);
     if (column == f->dv)
         return;
     for (int64_t key = 0; key < n; key++) {
