@@ -1,0 +1,296 @@
+/* attention_few.h -- attention of few query rows of a key head, as in decoding: key by key.
+ *
+ * Included by attention.h.  Each key is multiplied with each row.  Different threads take different chunks of CHUNK
+ * keys, and the results of the chunks are merged in order.
+ */
+#define TOGETHER 3              /* the most query rows that share the conversion of a key: registers hold their sums */
+#define AHEAD (24 * 64)         /* about how many bytes of keys, or of values, are prefetched before their use */
+#define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
+
+INLINE float dot_f32(const float *a, const float *b, int64_t n) {
+    vf s = vset(0), t = s;
+    int64_t i = 0;
+    for (; i + 2 * V <= n; i += 2 * V) {
+        s = vfma(vload(a + i), vload(b + i), s);
+        t = vfma(vload(a + i + V), vload(b + i + V), t);
+    }
+    if (i + V <= n) {
+        s += vload(a + i) * vload(b + i);
+        i += V;
+    }
+    float sum = vsum(s + t);
+    for (; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+/* How many bytes after a row of n f16 or bf16 values the row begins that is prefetched with it; `next`: bytes from one
+ * row to the next.  0 if the cache, of n_kv rows, has no such row. */
+INLINE int64_t ahead_of(int64_t n, int64_t next, int64_t n_kv) {
+    int64_t rows = n > 0 && AHEAD / (2 * n) > 1 ? AHEAD / (2 * n) : 1;
+    return rows < n_kv ? rows * next : 0;
+}
+
+/* V values of f16, or of bf16, as f32. */
+INLINE vf vhalves(const int type, const uint16_t *p) {
+    return type == GS_TYPE_BF16 ? vfrom_bf16(p) : vfrom_f16(p);
+}
+
+/* The dot products of R query rows of f32 with four keys of f16 or bf16: those of row r to to[r * CHUNK] and the three
+ * floats after it.  `width`: floats from one query row to the next; n, the elements of a key, is a multiple of V.  Each
+ * vector of a key is converted once for all rows. */
+INLINE void dots_of_halves(const int type, const int R, const float *q, int64_t width, const uint16_t *const *k,
+                           int64_t n, float *to) {
+    vf s[TOGETHER][4];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < 4; i++)
+            s[r][i] = vset(0);
+    for (int64_t at = 0; at < n; at += V)
+        UNROLL for (int i = 0; i < 4; i++) {
+            vf x = vhalves(type, k[i] + at);
+            UNROLL for (int r = 0; r < R; r++)
+                s[r][i] = vfma(vload(q + r * width + at), x, s[r][i]);
+        }
+    UNROLL for (int r = 0; r < R; r++)
+        vsums(s[r][0], s[r][1], s[r][2], s[r][3], to + r * CHUNK);
+}
+
+/* acc[i] += weight * x[i], for n elements. */
+INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + V <= n; i += V)
+        vstore(acc + i, vfma(vset(weight), vload(x + i), vload(acc + i)));
+    for (; i < n; i++)
+        acc[i] += weight * x[i];
+}
+
+/* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
+ * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
+ * rows.  `stride`: bytes from one key's values to the next.  For each key `width` bytes are prefetched that lie `ahead`
+ * bytes after its values.  Values whose weight is 0 are not used: they may be NaN. */
+INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
+                       const char *v, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
+    vf s[TOGETHER][8];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++)
+            s[r][c] = vload(acc + r * apart + c * V);
+    int zeros = 0;
+    for (int r = 0; r < R; r++)
+        for (int64_t key = 0; key < n; key++)
+            zeros |= weights[r * CHUNK + key] == 0;
+    for (int64_t key = 0; key < n; key++) {
+        const uint16_t *x = (const uint16_t *)(v + key * stride);
+        for (int64_t line = 0; line < width; line += 64)
+            __builtin_prefetch((const char *)x + ahead + line);
+        if (!zeros) {
+            UNROLL for (int c = 0; c < C; c++) {
+                vf value = vhalves(type, x + c * V);
+                UNROLL for (int r = 0; r < R; r++)
+                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), value, s[r][c]);
+            }
+            continue;
+        }
+        UNROLL for (int r = 0; r < R; r++)
+            if (weights[r * CHUNK + key] != 0)
+                UNROLL for (int c = 0; c < C; c++)
+                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), vhalves(type, x + c * V), s[r][c]);
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++)
+            vstore(acc + r * apart + c * V, s[r][c]);
+}
+
+/* How many of m query rows are computed together next: as many as registers hold sums for, but twice 2 of 4 rows. */
+INLINE int64_t together(int64_t m) {
+    return m == 4 ? 2 : m < TOGETHER ? m : TOGETHER;
+}
+
+/* Writes the dot products of m query rows with four keys, as dots_of_halves. */
+INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t m, const uint16_t *const *k, int64_t n,
+                         float *to) {
+    for (int64_t r = 0, now; r < m; r += now, q += now * width, to += now * CHUNK) {
+        now = together(m - r);
+        switch (now) {
+        case 1: dots_of_halves(type, 1, q, width, k, n, to); break;
+        case 2: dots_of_halves(type, 2, q, width, k, n, to); break;
+        default: dots_of_halves(type, 3, q, width, k, n, to);
+        }
+    }
+}
+
+/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
+ * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
+ * columns. */
+INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
+                            const char *v, int64_t n) {
+    int64_t stride = f->v->layout.nb[1], ahead = ahead_of(f->dv, stride, f->n_kv);
+    int64_t block = m == 1 && f->dv <= 8 * V ? n : VALUES;
+    for (int64_t key = 0; key < n; key += block)
+        for (int64_t r = 0, now; r < m; r += now) {
+            now = together(m - r);
+            for (int64_t column = 0, wide; column + 4 * V <= f->dv; column += wide * V) {
+                float *to = acc + r * apart + column;
+                const float *weight = weights + r * CHUNK + key;
+                const char *from = v + key * stride + column * 2;
+                int64_t keys = n - key < block ? n - key : block, fetched = r + column == 0 ? 2 * f->dv : 0;
+                wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
+                switch (now + wide) {
+                case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                case 1 + 4: add_halves(type, 1, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                case 2 + 4: add_halves(type, 2, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                default: add_halves(type, 3, 4, to, apart, weight, from, stride, keys, fetched, ahead);
+                }
+            }
+        }
+    return f->dv / (4 * V) * (4 * V);
+}
+
+static int is_half(const gs_node *t) {
+    return t->layout.type == GS_TYPE_F16 || t->layout.type == GS_TYPE_BF16;
+}
+
+typedef struct lines_memory { float *q, *scores, *copy, *tile; } lines_memory;
+
+static lines_memory lines_memory_at(const flash *f, float *at, int64_t m) {
+    lines_memory s;
+    s.q = at;
+    s.scores = s.q + m * padded(f->d);
+    s.copy = s.scores + m * CHUNK;
+    s.tile = s.copy + padded(f->d > f->dv ? f->d : f->dv);
+    return s;
+}
+
+static int64_t lines_floats(const flash *f, int64_t m) {
+    return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
+}
+
+/* Attention of query rows m0 .. m0 + m - 1 of a key head to keys first .. first + n - 1.  For query row m0 + i it
+ * writes the sum of weighted values to acc + i * stride (dv floats), the largest score to top[i * stride] and the sum
+ * of the weights, exp(score - largest), to total[i * stride]. */
+static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
+                         int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
+    int64_t width = padded(f->d);
+    const float *bias = NULL;
+    for (int64_t i = 0; i < m; i++)
+        scaled_query(f, line_of(f, head_kv, batch, m0 + i), s.q + i * width);
+    if (m == 1 || (f->n_rows == 1 && f->mask != NULL && f->mask->layout.ne[2] == 1))
+        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);    /* one mask for all m rows */
+    int64_t key = 0;
+    if (is_half(f->k) && f->d % V == 0) {
+        /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
+         * branch; finish_scores replaces the masked key's score. */
+        const char *k = row_of(f->k, (where){first, head_kv, batch});
+        int64_t next = f->k->layout.nb[1], ahead = ahead_of(f->d, next, f->n_kv);
+        for (; key + 4 <= n; key += 4) {
+            if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
+                && bias[key + 3] == -INFINITY) {
+                for (int64_t i = 0; i < m; i++)
+                    memset(s.scores + i * CHUNK + key, 0, 16);
+                continue;
+            }
+            const uint16_t *rows[4];
+            for (int i = 0; i < 4; i++) {
+                rows[i] = (const uint16_t *)(k + (key + i) * next);
+                for (int64_t line = 0; line < 2 * f->d; line += 64)
+                    __builtin_prefetch((const char *)rows[i] + ahead + line);
+            }
+            if (f->k->layout.type == GS_TYPE_F16)
+                dots_of_rows(GS_TYPE_F16, s.q, width, m, rows, f->d, s.scores + key);
+            else
+                dots_of_rows(GS_TYPE_BF16, s.q, width, m, rows, f->d, s.scores + key);
+        }
+    }
+    for (; key < n; key++) {
+        if (bias != NULL && bias[key] == -INFINITY) {
+            for (int64_t i = 0; i < m; i++)
+                s.scores[i * CHUNK + key] = 0;
+            continue;
+        }
+        const float *k = row_as_f32(f->k, (where){first + key, head_kv, batch}, f->d, s.copy);
+        for (int64_t i = 0; i < m; i++)
+            s.scores[i * CHUNK + key] = dot_f32(s.q + i * width, k, f->d);
+    }
+    for (int64_t i = 0; i < m; i++) {
+        line l = line_of(f, head_kv, batch, m0 + i);
+        float *scores = s.scores + i * CHUNK;
+        finish_scores(f, l, scores, bias_of(f, l, first, n, s.tile), n);
+        top[i * stride] = largest_of(scores, n);
+        if (top[i * stride] == -INFINITY && has_nan(scores, n))
+            top[i * stride] = 0;
+        total[i * stride] = top[i * stride] == -INFINITY ? 0 : exponents(scores, n, top[i * stride]);
+        if (top[i * stride] == -INFINITY)
+            memset(scores, 0, (size_t)n * 4);
+        memset(acc + i * stride, 0, (size_t)f->dv * 4);
+    }
+    /* Sum the weighted values: of f16 and bf16 values 4 V columns at a time, with the sums in registers; then the
+     * remaining columns, or all columns of other types, key by key. */
+    int64_t column = 0;
+    const char *v0 = row_of(f->v, (where){first, head_kv, batch});
+    if (f->v->layout.type == GS_TYPE_F16)
+        column = add_weighted(GS_TYPE_F16, f, acc, stride, s.scores, m, v0, n);
+    else if (f->v->layout.type == GS_TYPE_BF16)
+        column = add_weighted(GS_TYPE_BF16, f, acc, stride, s.scores, m, v0, n);
+    if (column == f->dv)
+        return;
+    for (int64_t key = 0; key < n; key++) {
+        const float *v = NULL;
+        for (int64_t i = 0; i < m; i++) {
+            if (s.scores[i * CHUNK + key] == 0)
+                continue;
+            if (v == NULL)
+                v = row_as_f32(f->v, (where){first + key, head_kv, batch}, f->dv, s.copy);
+            add_scaled(acc + i * stride + column, s.scores[i * CHUNK + key], v + column, f->dv - column);
+        }
+    }
+}
+
+/* Merges the results of n chunks of keys, in order, into the result of query row l.  The result of a chunk is [top,
+ * total, acc[dv]], as attend_lines wrote it; `between`: floats from the start of one chunk's result to the next. */
+static void merge_chunks(const flash *f, line l, const float *from, int64_t n, int64_t between) {
+    float *out = result_of(f, l), top = -INFINITY, total = 0;
+    float sink = f->sinks == NULL ? -INFINITY : f->sinks[l.head];
+    for (int64_t i = 0; i < n; i++)
+        top = from[i * between] > top || from[i * between] != from[i * between] ? from[i * between] : top;
+    top = sink > top || sink != sink ? sink : top;
+    memset(out, 0, (size_t)f->dv * 4);
+    if (top == -INFINITY)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        const float *chunk = from + i * between;
+        if (chunk[0] == -INFINITY)
+            continue;
+        float weight = exp_of_one(chunk[0] - top);
+        total += chunk[1] * weight;
+        add_scaled(out, weight, chunk + 2, f->dv);
+    }
+    if (sink != -INFINITY)
+        total += exp_of_one(sink - top);
+    if (total != 0)
+        shift_and_divide(out, out, f->dv, 0, total);
+}
+
+/* Runs attend_lines; a unit of work is one chunk of keys of one key head.  The key heads of a chunk, which are
+ * neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
+ * one query row for one chunk. */
+static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    flash f = flash_of(call->node);
+    int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        int64_t head_kv = unit % n_head_kv, chunk = unit / n_head_kv % chunks, batch = unit / n_head_kv / chunks;
+        int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
+        /* `shared` is [key head][query row of that head][chunk], each of `size` floats. */
+        float *to = (float *)shared + ((batch * n_head_kv + head_kv) * m * chunks + chunk) * size;
+        attend_lines(&f, head_kv, batch, 0, m, first, n, lines_memory_at(&f, (float *)scratch, m), to + 2,
+                     chunks * size, to, to + 1);
+    }
+}
+
+static void run_merge(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    flash f = flash_of(call->node);
+    int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
+        int64_t head_kv = unit / m % n_head_kv, batch = unit / m / n_head_kv;
+        merge_chunks(&f, line_of(&f, head_kv, batch, unit % m), (const float *)shared + unit * chunks * size, chunks,
+                     size);
+    }
+}
