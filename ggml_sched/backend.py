@@ -41,7 +41,8 @@ node itself and each of `node.src` have a `buffer` of this backend and an `offse
 `supports_op`, `offload_op` and `alloc_size` are not called for each node: their results are cached (support cache) for
 all nodes with the same op, parameters, type, extents and strides, and the same types, extents and strides of sources.
 Their results may depend on nothing else.  Before such calls, `expect_queries` is called with the nodes of all of them:
-a backend that gets its results from another process can fetch them at once.  A backend whose results change later must
+a backend that gets its results from another process can fetch them at once.  For a graph that `Scheduler.expect`
+announces, it can fetch them before they are needed: see `expect_graph`.  A backend whose results change later must
 increase its `answers_version`.  If its results depend on more, it sets `answers_version` to None; then these methods
 are called for every node of every plan.
 

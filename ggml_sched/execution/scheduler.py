@@ -179,6 +179,15 @@ class Scheduler:
             for plan, request in plans:
                 self._planner.reserve(plan, request)
 
+    def expect(self, graph: Graph) -> None:
+        """Announce a graph that will probably be allocated later.
+
+        Backends of other processes then get what planning it takes (which nodes they support, their fusion groups)
+        with the messages of the next compute; without this, planning the graph takes messages of its own.
+        """
+        with self._lock:
+            self._planner.devices.expect(graph)
+
     def adopt(self, plan: Plan) -> None:
         """Use a plan made elsewhere (`gs.load_plan`) whenever its graph, or an equal one, is allocated or planned.
 

@@ -98,6 +98,11 @@ class KVCache:
             return 1
         return min(-(-max(n_rows, 1) // self._padding) * self._padding, self.n_ctx)
 
+    @property
+    def half_a_step(self) -> int:
+        """Half of the step by which `padded` grows; 0 without attention."""
+        return self._padding // 2
+
     # -- clearing -------------------------------------------------------------------------
 
     def clear(self) -> None:

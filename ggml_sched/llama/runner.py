@@ -76,6 +76,8 @@ class Runner:
         self._shift: ShiftGraph | None = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
         self._token: BatchGraph | None = None   # the graph of one token that was computed last
+        # Whether a backend can use that the graphs of the next computes are announced.
+        self._expects = any(type(backend).expect_graph is not Backend.expect_graph for backend in backends)
         # Whether to wait for a compute of one token: not if all backends are asynchronous, as reading its logits waits.
         self._waits = not all(backend.asynchronous for backend in backends)
 
@@ -155,6 +157,8 @@ class Runner:
             self._allocate(graph)
             graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                              int(batch.sequences[0]))
+            if self._expects:
+                self._expect(graph.shape)
             self._run(graph, True)
             if graph.output is not None and len(out):
                 graph.output.backend.get_tensor(graph.output, out)
@@ -182,6 +186,8 @@ class Runner:
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
+        if self._expects:
+            self._expect(graph.shape)
         self._run(graph, self._waits)
         output = graph.output
         if output is not None and not output.fetch(out):
@@ -193,6 +199,22 @@ class Runner:
             self.scheduler.compute(graph.graph, wait=wait)
         else:
             self.scheduler.compute(graph.graph, recorder.note, recorder.ask)
+
+    def _expect(self, shape: Shape) -> None:
+        """Announce the graphs that will probably follow one of this shape, so that backends of other processes get what
+        planning them takes with the messages of this compute.
+
+        They are the graph of one token, and that of equal batches which read more rows of the cache, once half of the
+        rows that this one reads beyond the step before are in use.
+        """
+        n_used = self.cells.rows_in_use()
+        following = [Shape(1, self.cache.padded(n_used + 1), 1)]
+        if shape.n_outputs == shape.n_tokens:
+            n_kv = self.cache.padded(n_used + max(self.cache.half_a_step, shape.n_tokens))
+            following.append(Shape(shape.n_tokens, n_kv, shape.n_outputs, shape.embeddings))
+        for other in following:
+            if other not in self.graphs:
+                self.scheduler.expect(self.graph(other).graph)
 
     def _allocate(self, graph: BatchGraph) -> None:
         """Allocate the graph's tensors, in arenas that fit the largest graph of its kind (see `_largest`)."""

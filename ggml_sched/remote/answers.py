@@ -7,12 +7,13 @@ it, with an error that names the worker and the question.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ggml_sched.remote.messages import MessageError, fields_of, natural, text
-from ggml_sched.remote.session import NOTHING, Doing, Session
+from ggml_sched.remote.session import NOTHING, Doing, Session, Take
 
-__all__ = ["asked"]
+__all__ = ["ask_ahead", "asked"]
 
 YES_OR_NO = ("has_memory", "bounded", "host", "sizes", "work", "fuses", "offloads")
 
@@ -27,6 +28,19 @@ def asked(session: Session, worker: str, question: str, arguments: Sequence[Any]
     except MessageError as error:
         raise MessageError(f"worker {worker!r}: the answer to {question!r}: {error}") from error
     return answers["answer"]
+
+
+def ask_ahead(session: Session, worker: str, question: str, arguments: Sequence[Any], take: Take) -> None:
+    """Queue a question, which travels with the next commands for the worker, and call `take` with the answer.  It is
+    not called for an answer of a wrong shape, nor where the worker raises: then `asked` says what is wrong."""
+
+    def take_checked(answer: Any) -> None:
+        with suppress(MessageError):
+            CHECKS[question](answer, arguments)
+            take(answer)
+
+    key = f"answer {session.new_key()}"
+    session.put_aside(worker, ["ask ahead", key, question, [*arguments]], key, take_checked)
 
 
 def _truth(value: Any, what: str) -> None:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import index
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -20,9 +21,9 @@ from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
 from ggml_sched.errors import BackendLost, PlacementError
 from ggml_sched.planning.envelopes import FETCHED, PIECE
-from ggml_sched.remote.answers import asked
+from ggml_sched.remote.answers import ask_ahead, asked
 from ggml_sched.remote.files import SMALLEST, digest_of
-from ggml_sched.remote.session import COMPUTED, NOTHING, Doing, Out, Session
+from ggml_sched.remote.session import COMPUTED, NOTHING, Doing, Out, Session, Take
 from ggml_sched.remote.tensors import bytes_at, described, values_of
 
 __all__ = ["RemoteBackend", "RemoteBuffer", "RemoteEvent", "RemoteWorker"]
@@ -148,7 +149,9 @@ class RemoteBackend(Backend):
         self.kv_padding: int = facts["kv_padding"]
         self.has_memory: bool = facts["has_memory"]
         self._answered: weakref.WeakKeyDictionary[Tensor, list[Any]] = weakref.WeakKeyDictionary()
-        """Answers of the worker's backend about the nodes that `expect_queries` announced."""
+        """Answers of the worker's backend about the nodes that `expect_queries` and `expect_graph` announced."""
+        self._groups: weakref.WeakKeyDictionary[Graph, list[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+        """Fusion groups of the graphs that `expect_graph` announced."""
         self._known_values: weakref.WeakKeyDictionary[Tensor, dict[str, Any]] = weakref.WeakKeyDictionary()
         """{tensor that was read or written: its form in messages}."""
         self._fetched: list[_Fetched] = []
@@ -282,13 +285,37 @@ class RemoteBackend(Backend):
         return described(nodes, self._place)
 
     def expect_queries(self, nodes: Sequence[Tensor]) -> None:
-        queried = []
+        queried = self._unanswered(nodes)
+        if queried:
+            self._answered.update(zip(queried, self.ask("kinds", self.device, [*queried.values()]), strict=True))
+
+    def expect_graph(self, graph: Graph, nodes: Sequence[Tensor]) -> None:
+        queried = self._unanswered(nodes)
+        if queried:
+            self._ask_ahead("kinds", [[*queried.values()]],
+                            lambda answers: self._answered.update(zip(queried, answers, strict=True)))
+        if self.facts["fuses"] and graph not in self._groups:
+            with suppress(PlacementError):
+                self._ask_ahead("fusions", self._described(graph.nodes), partial(self._keep_groups, weakref.ref(graph)))
+
+    def _ask_ahead(self, question: str, arguments: Sequence[Any], take: Take) -> None:
+        """Send a question about the device with the next commands, and call `take` with the answer."""
+        ask_ahead(self.session, self.worker, question, [self.device, *arguments], take)
+
+    def _keep_groups(self, graph: weakref.ref[Graph], groups: Sequence[Sequence[int]]) -> None:
+        known = graph()
+        if known is not None:
+            self._groups[known] = [tuple(group) for group in groups]
+
+    def _unanswered(self, nodes: Iterable[Tensor]) -> dict[Tensor, list[dict[str, Any]]]:
+        """The nodes that need an answer of the worker and have none, with their forms in messages.  Nodes that have no
+        such form are left out (see layout_values)."""
+        queried = {}
         for node in nodes:
             if node not in self._answered and (node.computes or self.facts["sizes"]):
-                with suppress(PlacementError):      # elements that overlap: see layout_values
-                    queried.append((node, described((node,), lambda buffer: None)[0]))
-        answers = self.ask("kinds", self.device, [values for _, values in queried]) if queried else []
-        self._answered.update(zip((node for node, _ in queried), answers, strict=True))
+                with suppress(PlacementError):
+                    queried[node] = described((node,), lambda buffer: None)[0]
+        return queried
 
     def _answers(self, node: Tensor) -> list[Any] | None:
         """[whether the worker's backend supports a node, whether it offers to compute it with weights of the host, the
@@ -315,6 +342,8 @@ class RemoteBackend(Backend):
     def fusion_groups(self, graph: Graph) -> list[tuple[int, ...]]:
         if not self.facts["fuses"]:
             return []
+        if graph in self._groups:
+            return self._groups[graph]
         try:
             values, nodes = self._described(graph.nodes)
         except PlacementError:

@@ -28,7 +28,7 @@ from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_
 from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.transport import Transport
 
-__all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session"]
+__all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session", "Take"]
 
 PACE = 1e6
 """Bytes a second that a link is assumed to carry before it was measured."""
@@ -54,6 +54,8 @@ Doing = tuple[str, str]
 """What a worker does, for errors: a verb and its object, such as ("computed", names of nodes), ("was sent", a tensor's
 name)."""
 NOTHING: Doing = ("", "")
+Take = Callable[[Any], None]
+"""What a session calls with the answer to a question, once it has come."""
 
 
 def _first_and_last(done: Sequence[Doing]) -> Doing:
@@ -81,6 +83,7 @@ class _Sent:
     segments: list[tuple[str, int, Doing]]
     """For each segment its worker, its number there, and what it does, for errors."""
     outs: dict[int, Out]
+    takes: dict[str, Take]
     at: float
     n_bytes: int
     """Bytes of the message, and bytes that workers read for the driver or for each other."""
@@ -103,6 +106,8 @@ class _Pending:
     segments: list[tuple[str, list[Command], list[Doing]]] = field(default_factory=list)
     blocks: dict[int, bytes | bytearray | memoryview] = field(default_factory=dict)
     outs: dict[int, Out] = field(default_factory=dict)
+    takes: dict[str, Take] = field(default_factory=dict)
+    """{key of a question: what is called with its answer}; not called if the envelope has an error or no answer."""
     n_bytes: int = 0
     splits: set[tuple[str, int]] = field(default_factory=set)
     visits: Visits = field(default_factory=Visits)
@@ -163,6 +168,8 @@ class Session:
         self.released: deque[tuple[str, Command]] = deque()
         """(worker, command) of each command that finalizers issue, to free something.  Finalizers may run at any
         instruction of the thread that holds the lock, so they only append here."""
+        self._aside: list[tuple[str, Command, str, Take]] = []
+        """(worker, command, key, what takes the answer) of each question that waits for an envelope to its worker."""
         self._open: set[str] = set()
         """While the session is closed: the workers that have not confirmed that they freed what it held."""
         self._noted: list[Callable[[Exception], None]] = []
@@ -226,6 +233,23 @@ class Session:
             if pending.n_bytes >= PIECE and gives is None:      # else the command that needs the block is queued next
                 self.flush()
 
+    def put_aside(self, worker: str, command: Command, key: str, take: Take) -> None:
+        """Queue a question with the next envelope that visits the worker, so that it costs no message; `take` gets the
+        answer, which has the name `key`."""
+        self._check_process(worker)
+        with self.lock:
+            self._check(worker)
+            self._aside.append((worker, command, key, take))
+
+    def _take_aside(self) -> None:
+        """Add the questions that were put aside to the pending envelope, each to the last visit of its worker."""
+        last = {worker: commands for worker, commands, _ in self._pending.segments if commands}
+        for question in [question for question in self._aside if question[0] in last]:
+            worker, command, key, take = question
+            self._aside.remove(question)
+            last[worker].append(command)
+            self._pending.takes[key] = take
+
     def _take_released(self) -> None:
         """Queue the commands in `released`."""
         while self.released:
@@ -238,6 +262,7 @@ class Session:
         """Send the pending commands."""
         with self.lock:
             self._take_released()
+            self._take_aside()
             pending, self._pending = self._pending, _Pending()
             if any(commands for _, commands, _ in pending.segments):
                 count = self._count
@@ -289,8 +314,8 @@ class Session:
         # session waits for its answer.
         if not self._sent:
             self._heard, self._status = now, None
-        sent = self._sent[number] = _Sent(message, said, pending.outs, now, n_bytes, is_call=kind == "call",
-                                          frees=frees)
+        sent = self._sent[number] = _Sent(message, said, pending.outs, pending.takes, now, n_bytes,
+                                          is_call=kind == "call", frees=frees)
         try:
             self._numbers, self._count = numbers, number + 1
             self._in_flight += n_bytes
@@ -468,7 +493,8 @@ class Session:
             self._pace = n_bytes / took
 
     def _put_out(self, sent: _Sent, answer: Envelope) -> None:
-        """Write the bytes of an answer to the `Out` of each command that reads, or keep its error for `take_error`."""
+        """Write the bytes of an answer to the `Out` of each command that reads, and give answers to those that take
+        them, or keep its error for `take_error`."""
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
@@ -480,6 +506,9 @@ class Session:
                 out.view[:], out.done = block, True
             else:
                 self._error = self._error or MessageError(f"an answer without {len(out.view)} bytes that were read")
+        for question, take in sent.takes.items():
+            if question in answer.answers:
+                take(answer.answers[question])
 
     # -- losing a worker -------------------------------------------------------------------------------
 
@@ -511,6 +540,7 @@ class Session:
         self.lost[worker] = BackendLost(f"worker {worker!r} {why}" + (f" while it {verb} {what}" if what else ""),
                                         worker, what)
         self.transport.abandon(worker)
+        self._aside = [question for question in self._aside if question[0] != worker]
         mine = [commands for name, commands, _ in self._pending.segments if name == worker]
         if not parts and all(command[0] in FREES for commands in mine for command in commands):
             for commands in mine:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -378,6 +379,11 @@ class Worker:
         envelope.answers[text(key, "the key of an answer")] = _called(
             QUESTIONS, "question", text(question, "a question"), fields_of(arguments, "arguments"), self, session)
 
+    def _ask_ahead(self, session: _Session, envelope: Envelope, key: Any, question: Any, arguments: Any) -> None:
+        """Answer a question that the driver can ask again: an error leaves the answer out, and the compute goes on."""
+        with suppress(Exception):
+            self._ask(session, envelope, key, question, arguments)
+
     # -- questions ------------------------------------------------------------------------------------
 
     def describe(self) -> list[dict[str, Any]]:
@@ -481,6 +487,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "alloc": Worker._alloc, "free": Worker._free_command, "usage": Worker._usage, "init": Worker._init,
     "write": Worker._write, "read": Worker._read, "clear": Worker._clear, "copy": Worker._copy,
     "split": Worker._split, "drop": Worker._drop_command, "run": Worker._run, "ask": Worker._ask,
+    "ask ahead": Worker._ask_ahead,
 }
 ALWAYS = (*FREES, "usage")
 """Commands that are executed after a failure, too."""

@@ -92,6 +92,31 @@ def test_a_backend_expects_the_nodes_that_it_is_then_asked_about():
     assert len(backend.expected) == 1 and backend.asked[3:] == ("SCALE",)
 
 
+def test_a_backend_expects_a_graph_with_the_tensors_that_it_has_not_been_asked_about():
+    class Far(gs.DryBackend):
+        expected = ()
+
+        def expect_graph(self, graph, nodes):
+            self.expected = *self.expected, (graph, [t.op for t in nodes])
+
+        def supports_op(self, node):
+            return True
+
+    backend, changing = Far("A"), Far("B")
+    changing.answers_version = None         # its answers depend on more than the kind of a node
+    devices, first, second = Devices((backend, changing)), layers(5), layers(2, scale=3.0)
+    devices.expect(first)
+    assert backend.expected == ((first, ["UNARY:RELU", "SCALE", "ADD"]),) and changing.expected == ()
+    plan(devices, first)
+    devices.expect(second)
+    assert backend.expected[1:] == ((second, ["SCALE"]),)
+    plan(devices, second)
+    backend.answers_version += 1
+    devices.expect(first)
+    assert [ops for _, ops in backend.expected[2:]] == [["UNARY:RELU", "SCALE", "ADD"]]
+    Devices((gs.DryBackend("C"),)).expect(first)
+
+
 def test_every_backend_is_asked_itself():
     backends = asked("A"), asked("B", supports_op=lambda node: node.op != "SCALE"), gs.DryBackend("C")
     graph = layers(3)

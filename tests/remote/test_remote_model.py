@@ -7,6 +7,7 @@ from remote_workers import ARCHITECTURES, check_architecture, logits_of, product
 import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.llama.synthetic import random_model
+from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.messages import unpacked
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import Worker
@@ -112,6 +113,51 @@ def test_a_token_of_every_architecture_takes_a_message_more_than_there_are_worke
     for n in (1, 2, 3) if arch == "llama" else (2,):
         with simulated(n) as cluster:
             assert messages_of_tokens(cluster, data, 2) == [n + 1] * 2, n
+
+
+class Fusing(gs.CpuBackend):
+    """A backend that has to be queried for fusion groups and work memory, too."""
+
+    def fusion_groups(self, graph):
+        return super().fusion_groups(graph)
+
+    def work_size(self, nodes):
+        return 64 * len(nodes)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("made, memory", [(gs.CpuBackend, None), (gs.CpuBackend, 1 << 30), (Fusing, 1 << 30)],
+                         ids=["", "bounded", "fusing"])
+def test_tokens_for_which_attention_reads_more_rows_take_no_more_messages(n, made, memory):
+    """What planning their graphs takes has come with an earlier compute."""
+    network = SimulatedNetwork([Worker(f"w{k}", [made(1)], memory) for k in range(n)])
+    with cluster_of(network) as cluster, llama.load(llama.random_llama(), cluster.backends, n_ctx=160) as model:
+        taken = []
+        for tokens in ([1, 2, 3], [4], *([5 + k] for k in range(100))):
+            before = sum(network.carried.values())
+            model.eval(tokens)
+            taken.append(sum(network.carried.values()) - before)
+        assert set(taken[1:]) == {n + 1}
+
+
+def test_batches_of_sequences_that_read_more_rows_take_no_more_messages():
+    with simulated(2) as cluster, llama.load(llama.random_llama(), cluster.backends, n_ctx=256, n_seq=3) as model:
+        taken = []
+        for k in range(40):
+            before = sum(cluster.session.transport.carried.values())
+            model.eval_batch([(sequence, [1 + k]) for sequence in range(3)])
+            taken.append(sum(cluster.session.transport.carried.values()) - before)
+        assert set(taken[2:]) == {3}
+
+
+def test_the_first_token_after_a_prompt_takes_no_more_messages():
+    with simulated(2) as cluster, llama.load(llama.random_llama(), cluster.backends, n_ctx=256) as model:
+        model.eval([1, 2, 3])
+        model.eval([4])
+        model.eval([*range(5, 75)])         # the tokens before have read fewer rows
+        before = sum(cluster.session.transport.carried.values())
+        model.eval([4])
+        assert sum(cluster.session.transport.carried.values()) - before == 3
 
 
 def test_a_generation_takes_a_message_more_than_there_are_workers_for_each_token():

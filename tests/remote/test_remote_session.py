@@ -13,9 +13,12 @@ from remote_workers import products, simulated, two_halves
 import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.remote import RemoteBackend
+from ggml_sched.remote.answers import ask_ahead
+from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.envelope import Envelope, Segment
+from ggml_sched.remote.messages import MessageError
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
-from ggml_sched.remote.worker import MAX_HELD, Worker
+from ggml_sched.remote.worker import MAX_HELD, QUESTIONS, Worker
 
 
 def test_a_message_that_cannot_be_made_is_an_error_and_the_next_one_is_executed():
@@ -221,6 +224,69 @@ def test_an_answer_that_is_no_value_is_an_error_of_its_question():
     network = SimulatedNetwork([Worker("w0", [Odd(1)])])
     with pytest.raises(TypeError, match="not JSON serializable"):
         gs.remote.cluster_of(network, 4)
+
+
+def test_a_question_that_is_put_aside_takes_no_message():
+    with simulated(2) as cluster:
+        session, backend, took = cluster.session, cluster.backends[0], []
+        with backend.alloc_buffer(64) as buffer:
+            for worker in ("w0", "w1"):
+                ask_ahead(session, worker, "memory", [0], lambda answer, w=worker: took.append((w, answer)))
+            before = session.messages
+            session.flush()
+            backend.synchronize()
+            assert session.messages == before and not took
+            backend.put("clear", buffer.number, 1)
+            backend.synchronize()
+            assert session.messages == before + 1 and took == [("w0", None)]      # w1 has got nothing yet
+
+
+@pytest.mark.parametrize("question, arguments", [("kinds", [0, [{}]]), ("kinds", [7, []]), ("no question", [])])
+def test_a_question_put_aside_that_fails_leaves_no_answer_and_no_error(question, arguments):
+    with simulated(1) as cluster:
+        backend, took = cluster.backends[0], []
+        with backend.alloc_buffer(64) as buffer:
+            ask_ahead(cluster.session, "w0", question, arguments, took.append)
+            backend.put("clear", buffer.number, 1)
+            out = bytearray(1)
+            buffer.read(0, memoryview(out))
+            assert out == b"\1" and not took
+
+
+def test_an_answer_of_a_wrong_shape_to_a_question_put_aside_is_not_taken(monkeypatch):
+    monkeypatch.setitem(QUESTIONS, "memory", lambda self, session, device: "much")
+    with simulated(1) as cluster:
+        backend, took = cluster.backends[0], []
+        with backend.alloc_buffer(64):
+            ask_ahead(cluster.session, "w0", "memory", [0], took.append)
+            backend.synchronize()
+            backend.alloc_buffer(64).close()
+            backend.synchronize()
+        with pytest.raises(MessageError, match="the answer to 'memory'"):
+            backend.ask("memory", 0)
+        assert not took
+
+
+def test_questions_put_aside_for_a_lost_worker_are_forgotten(ctx):
+    network = SimulatedNetwork([Worker(f"w{k}", [gs.CpuBackend(1)]) for k in range(2)])
+    with cluster_of(network, deadline=4) as cluster:
+        kept = weakref.WeakSet()
+
+        class Take:
+            def __init__(self):
+                kept.add(self)
+
+            def __call__(self, answer):
+                pass
+
+        ask_ahead(cluster.session, "w1", "memory", [0], Take())
+        network.dead["w1"] = "a test"
+        with pytest.raises(gs.BackendLost):
+            cluster.backends[1].ask("memory", 0)
+        gc.collect()
+        assert not kept
+        with pytest.raises(gs.BackendLost):
+            ask_ahead(cluster.session, "w1", "memory", [0], Take())
 
 
 def test_a_name_whose_worker_did_not_start_may_be_used_again():

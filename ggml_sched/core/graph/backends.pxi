@@ -111,6 +111,11 @@ cdef class BackendBase:
         """Called before the support queries about these nodes: a backend in another process may get all answers by one
         message.  By default does nothing."""
 
+    def expect_graph(self, graph, nodes):
+        """Called before a compute, with a graph that will probably be planned later, and those of its tensors about
+        which support queries are still to be made: a backend in another process may get the answers, and the fusion
+        groups of the graph, with the messages of the compute.  By default does nothing."""
+
     def supports_op(self, node):
         """Whether `graph_compute` can run this node; depends on its kind only: op, parameters, types and shapes."""
         cdef NodeTable table

@@ -32,6 +32,8 @@ cdef class Devices:
         self.shares_buffers = any(self.reads_buffers)
         fuses = each_overrides(backends, "fusion_groups")
         self.fuses = fuses if any(fuses) else ()
+        expects = each_overrides(backends, "expect_graph")
+        self.expects = expects if any(expects) else ()
         self.support_cache = {}
         self.versions = self.all_versions()
 
@@ -79,6 +81,21 @@ cdef class Devices:
                 self.support_cache.clear()
                 self._epoch += 1
         return self._epoch
+
+    def expect(self, Graph graph not None):
+        """Give each backend that overrides `expect_graph` the graph, and the tensors about which support queries to it
+        are still to be made."""
+        cdef SupportQueries queries
+        cdef int32_t b
+        if not self.expects:
+            return
+        self.epoch()
+        graph.find_kinds(self.queries & ASKS_SIZE)
+        queries = SupportQueries(graph, self)
+        queries.look_up()
+        for b in range(self.n):
+            if self.expects[b] and self.versions[b] is not None:
+                (<BackendBase>self.backends[b]).expect_graph(graph, queries.open_in_python(b))
 
     def unchanged(self, Graph graph not None, list buffers not None, int64_t residence, int64_t support):
         """Whether all buffers are open, the residents of a graph have not moved, and backends answer as before.

@@ -19,6 +19,7 @@ cdef class Devices:
     cdef tuple reads_buffers            # of each backend: whether it overrides supports_buffer
     cdef bint shares_buffers            # whether any backend overrides supports_buffer
     cdef tuple fuses                    # of each backend: whether it overrides fusion_groups; () if none does
+    cdef tuple expects                  # of each backend: whether it overrides expect_graph; () if none does
     cdef unsigned char *in_python       # of each backend: the support queries (ASKS_*) that a Python method answers
     cdef unsigned char *in_c            # of each backend: the support queries that a C method, called first, answers
     cdef unsigned char *has_field       # of each backend: whether its answers_version can be read from the C field
@@ -45,6 +46,7 @@ cdef class SupportQueries:
     cdef unsigned char *cached          # [n] whether the kind was in the support cache
     cdef int look_up(self) except -1
     cdef int store(self) except -1
+    cdef list open_in_python(self, int32_t b)
     cdef int query(self, int32_t b) except -1
 
 

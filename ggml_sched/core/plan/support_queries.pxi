@@ -77,11 +77,20 @@ cdef class SupportQueries:
                     + (<char *>words)[:n * sizeof(uint64_t)])
         return 0
 
+    cdef list open_in_python(self, int32_t b):
+        """A tensor of each kind that is not in the support cache and has a query that the backend answers in Python."""
+        cdef list found = []
+        cdef int32_t k
+        for k in range(self.n if self.devices.in_python[b] else 0):
+            if not self.cached[k] and self.pending[k * self.n_backends + b]:
+                found.append(self.graph.tensors[self.example[k]])
+        return found
+
     cdef int query(self, int32_t b) except -1:
         """Make the queries to one backend about every kind that was not in the support cache."""
         cdef BackendBase backend = self.devices.backends[b]
         cdef tuple tensors = self.graph.tensors
-        cdef list ahead = []
+        cdef list ahead
         cdef const gs_graph *g = &self.graph.flat
         cdef int32_t k, at, step = self.n_backends
         cdef int in_c = self.devices.in_c[b]
@@ -89,9 +98,7 @@ cdef class SupportQueries:
             with nogil:
                 query_in_c(backend, in_c, g, self.example, self.n, step, self.cached, self.pending + b, self.bits + b,
                            self.size + b)
-        for k in range(self.n if self.devices.in_python[b] else 0):
-            if not self.cached[k] and self.pending[k * step + b]:
-                ahead.append(tensors[self.example[k]])
+        ahead = self.open_in_python(b)
         if len(ahead) > 1:
             backend.expect_queries(ahead)
         for k in range(self.n):
