@@ -105,7 +105,8 @@ def get_cython_path() -> str:
 
 
 def _host_memory(memory: Memory) -> Buffer:
-    """The caller's memory as a buffer of a CPU backend."""
+    """A buffer of a CPU backend over the caller's memory: `_core` hands this to the allocators of core/, which
+    do not import backends."""
     from ggml_sched.backends.cpu import CpuBackend
 
     return CpuBackend().buffer_from_ptr(memory)

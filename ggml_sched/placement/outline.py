@@ -5,7 +5,7 @@ Stages with equal keys are of one class and have equal prices for every pattern,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,10 +104,12 @@ class Outline:
         return self.residents, self.graphs, self.first, self.last
 
 
-def shared_values(w: Wiring, stage_of: Sequence[int], stream: Sequence[int]) -> Shared:
-    """What several stages of a graph read, without residents and without `stream`: the ids of the roots that pass from
-    stage to stage."""
-    passed = frozenset(stream)
+def shared_values(w: Wiring, stage_of: Sequence[int], passed: Collection[int]) -> Shared:
+    """The inputs that several stages of a graph read, and the results of inputs alone that another stage reads, too.
+
+    `passed`: the ids of the roots that pass from each stage to the next; results among them are left out.
+    """
+    passed = frozenset(passed)
     readers: dict[int, set[int]] = {}
     for i, sources in enumerate(w.sources):
         for s in sources:

@@ -79,7 +79,7 @@ class _Class:
     costs: tuple[Costs, ...]        # of the active graphs
     within: tuple[NDArray[np.int64], ...]   # `needs` of each of `costs`, plus `_lasting_bytes` on all but the host
     held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
-    needs: NDArray[np.int64]        # [patterns, devices] bytes of arenas that each variant needs at least
+    needs: NDArray[np.int64]        # [patterns, devices] bytes that an arena has to hold, whichever the variant
 
 
 class Tables:

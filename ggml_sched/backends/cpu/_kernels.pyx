@@ -292,8 +292,9 @@ cdef class CallList:
         """Append the calls of the nodes first .. stop - 1, up to the first node that has no compiled kernel or is
         invalid; returns the index of this node, or `stop`.
 
-        The caller passes all nodes in the order of execution, also those that the oracle computes, because they may
-        overwrite what a shared table was computed from.  IndexError, OutOfMemory.
+        The caller passes all nodes in the order of execution, also those that the oracle computes: a node may write to
+        the positions or factors of a rope's table (`gs_tables` in build.h), which is then computed again.  IndexError,
+        OutOfMemory.
         """
         cdef const gs_node *node
         cdef Py_ssize_t i

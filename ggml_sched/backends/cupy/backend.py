@@ -265,12 +265,12 @@ class CupyBackend(DeviceQueue):
 
     @queueing
     def pack(self, address: int, size: int, kind: Type) -> None:
-        """Queue the rearrangement of `size` bytes of weights, whole bundles of blocks that are in ggml's order."""
+        """Queue the rearrangement of `size` bytes of weights, which are whole bundles of blocks and in ggml's order."""
         launch = packed.packing(address, size, kind)
         function = self.function(launch.kernel)
         function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)
 
-    def straighten(self, buffer: DeviceBuffer, part: packed.Part) -> None:
+    def straighten(self, buffer: DeviceBuffer, weight: packed.PackedWeight) -> None:
         """Convert a rearranged weight to ggml's order; the lock is held.  Plans are rebuilt before they run again."""
 
         def get(start: int, size: int) -> np.ndarray:
@@ -283,8 +283,8 @@ class CupyBackend(DeviceQueue):
         # Counted before the conversion, so that plans are rebuilt even if the conversion is interrupted.
         self._queued += 1
         self.n_straightened += 1
-        packed.straighten(part, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
-                          lambda stop: buffer.packed.straightened(part, stop))
+        packed.straighten(weight, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
+                          lambda stop: buffer.packed.straightened(weight, stop))
 
     def graph_plan_free(self, plan: DevicePlan) -> None:
         with self._lock:

@@ -53,12 +53,12 @@ class DeviceBuffer(Buffer):
         if not len(self.packed):
             self.backend.upload(address, given)
             return
-        for start, stop, part in self.packed.pieces(offset, len(given)):
+        for start, stop, weight in self.packed.pieces(offset, len(given)):
             piece = given[start - offset : stop - offset]
-            if part is None:
+            if weight is None:
                 self._put(start, piece)
             else:
-                packed.write(part, start, piece, self._fetch, self._put, partial(self._pack, part))
+                packed.write(weight, start, piece, self._fetch, self._put, partial(self._pack, weight))
 
     def read(self, offset: int, out: memoryview) -> None:
         self.read_later(offset, out)
@@ -72,20 +72,21 @@ class DeviceBuffer(Buffer):
         if not len(self.packed):
             self.backend.download(wanted, address)
             return
-        for start, stop, part in self.packed.pieces(offset, len(wanted)):
+        for start, stop, weight in self.packed.pieces(offset, len(wanted)):
             piece = wanted[start - offset : stop - offset]
-            if part is None:
+            if weight is None:
                 self.backend.download(piece, self.base + start)
             else:
-                packed.read(part, start, piece, self._fetch)
+                packed.read(weight, start, piece, self._fetch)
 
     def _put(self, start: int, data: np.ndarray) -> None:
         """Queue a copy of bytes to offset `start`, without rearranging them."""
         self.backend.upload(self.base + start, data)
 
-    def _pack(self, part: packed.Part, start: int, size: int) -> None:
-        """Queue the rearrangement of `size` bytes of a part, whole bundles of blocks in ggml's order."""
-        self.backend.pack(self.base + start, size, part.kind)
+    def _pack(self, weight: packed.PackedWeight, start: int, size: int) -> None:
+        """Queue the rearrangement of `size` stored bytes of a weight.  They are whole bundles of blocks, and in ggml's
+        order until then."""
+        self.backend.pack(self.base + start, size, weight.kind)
 
     def _fetch(self, start: int, size: int) -> np.ndarray:
         """Wait for, and return, bytes of the device from offset `start` on as they are stored."""

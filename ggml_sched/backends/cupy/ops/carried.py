@@ -6,7 +6,8 @@ own.
 Of the blocks of the first product with the same 32 rows of the result, the one that ends last adds the other row,
 multiplies by the norm's factors, rounds to 8 bits and writes the sum of squares (matvec.cuh).  The products after the
 norm divide their sums by the root of the mean square, and the first of them writes the norm's result.  To round before
-the division instead of after it changes only the last bits.
+the division instead of after it changes only the last bits.  The rounded row lies in one of the ROWS slots of STATE in
+the device's memory (launch.py), which are used in turn.
 
 Owns the choice of launches.  Invariants: the remaining launches write all that the launches of the plan wrote; no block
 writes a result to memory that another block of the same launch may still read.
@@ -49,14 +50,14 @@ class Span(NamedTuple):
 def carry(steps: Sequence[Step | Launch]) -> list[Step | Launch]:
     """The steps of a plan without the launches of norms that products can compute."""
     found = list(steps)
-    read_until = [-1] * ROWS                    # of each rounded row of STATE: its last reader
+    last_reader = [-1] * ROWS       # for each slot of STATE: the position in `found` of its last reader; -1: none
     slot = 0
     i = 0
     while i < len(found) - 2:
         product, norm = found[i], found[i + 1]
         behind = _norm_between(product, norm) if isinstance(product, Launch) and isinstance(norm, Launch) else None
         readers = [] if behind is None else _readers(found, i + 1)
-        if behind is not None and readers and read_until[slot] < i and _may_follow(found[i + 2], behind, readers, i):
+        if behind is not None and readers and last_reader[slot] < i and _may_follow(found[i + 2], behind, readers, i):
             assert isinstance(product, Launch)
             found[i] = _with(product, behind.struct(NORM_BEHIND), slot, rounds=True)
             for at in readers:
@@ -64,7 +65,7 @@ def carry(steps: Sequence[Step | Launch]) -> list[Step | Launch]:
                 assert isinstance(reader, Launch)
                 found[at] = _with(reader, behind.struct(NORM_BEFORE, at == i + 2), slot)
             del found[i + 1]
-            read_until[slot] = readers[-1] - 1
+            last_reader[slot] = readers[-1] - 1
             slot = (slot + 1) % ROWS
         i += 1
     return found
