@@ -181,7 +181,7 @@ class Pipeline:
         """Computes for which nothing has waited yet, the oldest first: at most `_limit`."""
         self._count = 0
         self._has_deferred = False
-        """Whether computes were issued for which no call has waited yet (see `defer`)."""
+        """Whether `defer` has noted a compute, which was issued without `submit`, and no call has waited for it yet."""
         self._kept: list[object] = []
         """Objects that backends still use, for deferred computes: held until `drain`."""
 

@@ -7,7 +7,7 @@
     load, runner        loading a file onto backends; running batches
     unloaded            the graphs of a file that is not loaded
     model, sequences    evaluating tokens and text; state: sequences as files
-    generation          streaming
+    generation          ids and text, one token after another, as they are generated
     memory              the bytes that a model holds on each backend
     limits, limited     limits of memory; loading under one
     residency           which weights stay in memory, and which are fetched in each evaluation

@@ -1,4 +1,5 @@
-"""Turns settings with the names of `llama_cpp.Llama`'s arguments into llama.cpp's structs of parameters.
+"""Turns settings with the names of `llama_cpp.Llama`'s arguments into llama.cpp's structs of parameters, for dry runs,
+which measure the bytes that llama.cpp would allocate.
 
 Owns the names: `check_settings` refuses others before a process is started.  A setting that `Llama` lacks has the name
 of its field in llama.cpp's struct.  This module does not import llama_cpp: `Parameters` is given the module.
@@ -30,7 +31,7 @@ CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_outp
 names such as "q8_0", or ggml's numbers."""
 WITHOUT_EFFECT = ("n_threads", "n_threads_batch", "seed", "verbose", "no_perf", "last_n_tokens_size", "chat_format",
                   "numa", "logits_all")
-"""Arguments of `Llama` on which the bytes do not depend."""
+"""Arguments of `Llama` that change no size of a buffer; `check_settings` leaves them out."""
 
 
 def check_settings(settings: Mapping[str, object]) -> dict[str, object]:

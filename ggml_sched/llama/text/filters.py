@@ -26,7 +26,7 @@ HARMLESS = ("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e
 """jinja2's filters that templates may use unchanged; `BOUNDED` has those that spend budget first."""
 
 COMPARING = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-"""Filters that compare or hash their arguments with the values nested in them: budget is spent for all these values
+"""Filters that compare or hash their arguments and all values nested in these: budget is spent for all these values
 before the filter runs."""
 
 

@@ -234,7 +234,7 @@ static void take_arenas(const gh_gallocr *a, const int *ids, signed char *arena,
 }
 
 /* Whether the arenas that were chosen last are for a graph of as many nodes and leafs as this one. */
-static bool is_of_demand(const gh_gallocr *a, void *graph)
+static bool has_chosen_for(const gh_gallocr *a, void *graph)
 {
     return a->n_nodes == a->lib->graph_n_nodes(graph) && a->n_leafs == gh_graph_n_leafs(a->lib, graph);
 }
@@ -354,7 +354,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     bool placed = false;
     gs_error error;
     gh_plan_entry *e;
-    if (!is_of_demand(a, graph)) {
+    if (!has_chosen_for(a, graph)) {
         if (!has_one_type) {
             return request_reserve();
         }

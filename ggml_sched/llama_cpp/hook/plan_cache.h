@@ -93,7 +93,7 @@ typedef struct gh_read {
  * entry of a smaller graph of the same wiring shares it. */
 typedef struct gh_plan {
     int32_t refs;
-    /* Of the graph that was read: */
+    /* ggml's graph, as it was read: */
     int32_t n;              /* how many tensors ggml's graph has: the ids below n                           */
     int32_t n_all;          /* how many ids; those from n on only the planner's graph has                   */
     int32_t n_nodes;        /* how many nodes ggml's graph has                                              */
@@ -111,6 +111,7 @@ typedef struct gh_plan {
     int32_t *name_at;       /* [n] where each tensor's name begins in `names`                               */
     char *names;            /* the names, one after another, each ending with a zero byte                   */
     gh_alloc_deps deps;     /* the graph's alloc dependencies: for fused kernels, and those that backends named */
+    /* The plan: */
     gh_problem problem;     /* its nbytes are those that the plan has room for, perhaps more than this graph needs */
     int64_t max_size[GH_MAX_BACKENDS]; /* by backend: bytes of the largest buffer that the plan may use; 0: any */
     gs_api_plan *plan;

@@ -52,7 +52,8 @@ class RunBound:
 
     @property
     def helps(self) -> bool:
-        """Whether the bound by runs may be better: there are several scarce devices, few enough, and states on them."""
+        """Whether the bound by runs may be better: several devices are scarce, labels have more than one cell for each
+        budget, and a scarce device alone has some state."""
         return len(self.problem.scarce) > 1 and self.cells > 1 and bool((self.problem.row_of >= 0).any())
 
     def relax(self, multipliers: Floats, stop: float) -> tuple[float, Ints | None]:
