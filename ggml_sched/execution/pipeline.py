@@ -184,6 +184,10 @@ class Pipeline:
         """Whether `defer` has noted a compute, which was issued without `submit`, and no call has waited for it yet."""
         self._kept: list[object] = []
         """Objects that backends still use, for deferred computes: held until `drain`."""
+        self._changing = ForkLock()
+        """Held where a compute is added to these, and where `drain` empties them: a reader on another thread drains."""
+        self._n_added = self._n_issuing = 0
+        """How many computes were added; how many calls issue the steps of one at present."""
 
     def submit(self, tasks: Sequence[Task], inline: bool = False) -> None:
         """Queue one compute: a task for each step of its program.
@@ -201,25 +205,33 @@ class Pipeline:
             self._crew(tasks[k].backend)
         while len(self._in_flight) >= self._limit:
             self._in_flight.popleft().wait()
-        compute, last = self._new_compute(tasks, {} if inline else {tasks[k].backend: k for k in due}, is_threaded)
-        steps = [(tasks[k].backend, action, compute.completions.get(k),
-                  self._completions(compute, tasks[k].waits) if tasks[k].waits else ()) for k, action in due.items()]
-        commits: list[Callable[[], None]] = [
-            partial(self._history.append, compute), partial(self._in_flight.append, compute),
-            partial(self._state.last.update, last)]
-        for step in steps if is_threaded else ():
-            commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
-        any(map(_CALL, commits))    # runs in C alone, so that no signal handler can run when only some are done
-        for step in () if is_threaded else steps:
-            if compute.number < self._state.failed:
-                try:
-                    compute.issue(*step)
-                except BaseException as error:
-                    self._state.fail(error, compute.number)
-                    if inline or not isinstance(error, Exception):
-                        raise
-        if not is_threaded and not inline:
-            self._flush()
+        self._n_issuing += 1
+        try:
+            with self._changing:
+                compute, last = self._new_compute(tasks, {} if inline else {tasks[k].backend: k for k in due},
+                                                  is_threaded)
+                steps = [(tasks[k].backend, action, compute.completions.get(k),
+                          self._completions(compute, tasks[k].waits) if tasks[k].waits else ())
+                         for k, action in due.items()]
+                commits: list[Callable[[], None]] = [
+                    partial(self._history.append, compute), partial(self._in_flight.append, compute),
+                    partial(self._state.last.update, last)]
+                for step in steps if is_threaded else ():
+                    commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
+                self._n_added += 1
+                any(map(_CALL, commits))    # runs in C alone, so that no signal handler can run when only some are done
+            for step in () if is_threaded else steps:
+                if compute.number < self._state.failed:
+                    try:
+                        compute.issue(*step)
+                    except BaseException as error:
+                        self._state.fail(error, compute.number)
+                        if inline or not isinstance(error, Exception):
+                            raise
+            if not is_threaded and not inline:
+                self._flush()
+        finally:
+            self._n_issuing -= 1
 
     def _flush(self) -> None:
         """Call `flush` of the backends that gather commands, after all steps of a compute were issued; its exceptions
@@ -255,12 +267,15 @@ class Pipeline:
     def defer(self, keep_alive: object) -> None:
         """Note that a compute was issued on the caller's thread, for which `drain` must wait; hold `keep_alive` until
         then."""
-        self._has_deferred = True
+        keeps = not all(backend.takes_at_once for backend in self.backends)
+        with self._changing:
+            self._n_added += 1
+            self._has_deferred = True
+            if keeps:
+                self._kept.append(keep_alive)
         self._flush()
-        if not all(backend.takes_at_once for backend in self.backends):
-            self._kept.append(keep_alive)
-            if len(self._kept) > self._limit:
-                self.drain()
+        if len(self._kept) > self._limit:
+            self.drain()
 
     def _completions(self, compute: _QueuedCompute, waits: Sequence[Wait]) -> list[_Completion]:
         """The completions of the steps that `waits` names, in this compute or earlier ones; those of computes before
@@ -274,11 +289,15 @@ class Pipeline:
         return found
 
     def drain(self) -> None:
-        """Wait until every queued step is done or skipped.  Errors are kept for `take_error`."""
+        """Wait until every step that was queued before the call is done or skipped.  Errors are kept for `take_error`.
+
+        A callback may call it in the middle of a compute, and another thread, which reads a tensor, at any time: then
+        computes that are being issued, or were added since the call, stay queued.
+        """
         if not self._in_flight and not self._history and not self._has_deferred:
             return          # nothing queued
         self._after_fork()
-        state = self._state
+        state, n_added = self._state, self._n_added
         if self._crews and any(threading.current_thread() in crew.threads for crew in self._crews.values()):
             return          # a backend reads a tensor while it computes: its thread would wait for itself
         state.wait()
@@ -288,12 +307,15 @@ class Pipeline:
             except Exception as error:
                 state.fail(error)
                 self._note_failure(str(error))
-        self._epoch_of_drained = self.failure_epoch()
-        state.last.clear()
-        self._history.clear()
-        self._in_flight.clear()
-        self._has_deferred = False
-        self._kept.clear()
+        with self._changing:
+            if self._n_added != n_added or self._n_issuing:
+                return
+            self._epoch_of_drained = self.failure_epoch()
+            state.last.clear()
+            self._history.clear()
+            self._in_flight.clear()
+            self._has_deferred = False
+            self._kept.clear()
 
     def failure_epoch(self) -> int:
         """A number that grows with each failure of queued work on one of the backends.

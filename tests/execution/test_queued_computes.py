@@ -1,11 +1,12 @@
 """`compute(wait=False)`: queued on the caller's thread; a read of a result or the next call waits."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from devices import Chain
+from devices import PATIENCE, Chain, resident
 
 import ggml_sched as gs
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT
@@ -208,3 +209,63 @@ def test_data_is_kept_for_a_bounded_number_of_computes():
             sched.compute(chain.graph, wait=False)
         assert len(sched._pipeline._kept) <= MAX_IN_FLIGHT
         chain.check(299)
+
+
+# -- reads while computes are queued -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queued_before", [False, True])
+def test_a_callback_that_reads_leaves_nothing_of_its_compute_queued(queued_before):
+    world = DeferredQueues(0)
+    with DeferredBackend("first", world) as first, DeferredBackend("second", world) as second, \
+            gs.Scheduler([first, second]) as sched:
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 16, "x", input=True)
+        a = ctx.set_output(ctx.scale(x, 2.0))
+        b = ctx.scale(a, 3.0)
+        c = ctx.set_output(ctx.scale(b, 5.0))
+        for node, backend in ((a, first), (b, first), (c, second)):
+            sched.set_tensor_backend(node, backend)
+        graph = gs.Graph(c)
+        sched.alloc(graph)
+        x.set(np.ones(16, np.float32))
+        if queued_before:
+            sched.compute_async(graph)
+            sched.synchronize()
+        sched.compute(graph, callback=lambda node: node.numpy() is not None, ask=lambda node: node is a)
+        assert not first.queue and not second.queue
+        assert np.all(c.numpy() == 30)
+
+
+def test_a_compute_that_is_queued_while_another_thread_waits_stays_queued():
+    """As a reader on another thread waits: what a later compute has to wait for is known still."""
+    reads, goes_on = threading.Event(), threading.Event()
+
+    class Slow(gs.CpuBackend):
+        asynchronous = True
+        is_slow = False
+
+        def synchronize(self):
+            if self.is_slow and threading.current_thread() is reader:
+                reads.set()
+                assert goes_on.wait(PATIENCE)
+
+    with Slow(1, name="slow") as slow, gs.Scheduler([slow]) as sched:
+        weight = resident(slow, "w", np.full(4, 2, np.float32))
+        ctx = gs.Context()
+        x = ctx.tensor("f32", 4, "x", input=True)
+        out = ctx.set_output(ctx.mul(x, weight))
+        graph = gs.Graph(out)
+        sched.alloc(graph)
+        x.set(np.ones(4, np.float32))
+        sched.compute_async(graph)
+        slow.is_slow, pipeline = True, sched._pipeline
+        reader = threading.Thread(target=pipeline.drain)
+        reader.start()
+        assert reads.wait(PATIENCE)
+        sched.compute_async(graph)          # the other thread has not waited for this one
+        goes_on.set()
+        reader.join()
+        assert not pipeline.is_idle
+        sched.synchronize()
+        assert pipeline.is_idle and np.all(out.numpy() == 2)
