@@ -70,9 +70,10 @@ class _Guard:
 
     def __call__(self, tensor: Tensor) -> None:
         allocation = self._allocation()
-        if allocation is None or allocation.is_running:
-            return
-        allocation.check_queued()
+        if allocation is not None:
+            if allocation.is_running:
+                return
+            allocation.check_queued()
         node = tensor
         while not node.computes and node.src:
             node = node.src[0]
@@ -80,6 +81,11 @@ class _Guard:
             node = node.root
             if node.op == "NONE" and not node.overwritten:
                 return          # an input: the host still has the data that the caller set
+        if allocation is None:
+            if node.buffer is None:
+                return          # its memory was taken back, which the caller of this guard raises
+            raise HazardError(f"the scheduler that has allocated {label(node)} ({node.op}) was freed: nothing says what "
+                              "its memory holds; keep the scheduler, or read results before")
         i = allocation.id_of(node) if tensor.nbytes else -1
         if i >= 0 and allocation.data.is_inner(i):
             raise HazardError(

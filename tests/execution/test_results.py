@@ -281,3 +281,17 @@ def test_a_graph_that_is_computed_in_another_order_comes_back(tmp_path, adopted)
             found = scheduler.alloc(graph)
             assert found.given_graph is graph and found.graph is not graph
             scheduler.compute(other)
+
+
+# -- schedulers that are gone ------------------------------------------------------------------------
+
+
+def test_results_of_a_freed_scheduler_are_refused_and_its_inputs_are_not(backend):
+    scheduler, graph, x, out = squares(backend)
+    scheduler.compute(graph)
+    assert np.all(out.numpy() == 9)
+    del scheduler
+    gc.collect()
+    with pytest.raises(gs.HazardError, match="the scheduler that has allocated 'out'"):
+        out.numpy()
+    assert np.all(x.numpy() == 3)
