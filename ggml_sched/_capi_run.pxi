@@ -217,7 +217,6 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
     cdef const gs_step *step = &x.c.steps[k]
     cdef const gs_layout *ids = &x.nodes[step.ids].layout
     cdef const gs_layout *weight = &x.nodes[step.tensor].layout
-    cdef gs_type_traits traits = gs_traits_of_type(weight.type)
     cdef int32_t root = x.root[step.ids], b, number
     cdef const char *numbers = <const char *>x.data[root]
     cdef gs_error said
@@ -249,7 +248,7 @@ cdef int copy_experts(gs_program_box *x, int32_t k, int32_t location, gs_error *
             memcpy(&number, numbers + j * ids.nb[1] + i * ids.nb[0], sizeof(number))
             if 0 <= number < weight.ne[2]:
                 x.used[number] = True       # the kernel refuses any other number
-    size = (weight.ne[1] - 1) * weight.nb[1] + weight.ne[0] // traits.block_size * weight.nb[0]
+    size = weight.nbytes - (weight.ne[2] - 1) * weight.nb[2]     # also of a type that this package does not know
     for i in range(weight.ne[2]):
         if x.used[i]:
             status = move(x, step.backend, x.holder[step.tensor], <char *>x.address[step.tensor] + i * weight.nb[2],

@@ -4,6 +4,7 @@ import ctypes
 import threading
 from ctypes import CFUNCTYPE, POINTER, byref, c_char, c_int, c_int32, c_int64, c_void_p, sizeof
 
+import capi_toys
 import numpy as np
 import pytest
 from capi_calls import (
@@ -271,8 +272,20 @@ def test_every_call_works_without_a_place_for_the_error(toys):
         program.free()
 
 
-def test_experts_whose_numbers_are_none_are_left_out(toys):
-    """The kernel refuses such numbers; the copy of experts must not read or write outside of the weight."""
+@pytest.mark.parametrize("kind", [0, 50], ids=["f32", "unknown"])
+def test_experts_whose_numbers_are_none_are_left_out(toys, monkeypatch, kind):
+    """The kernel refuses such numbers; the copy of experts must not read or write outside of the weight, whose type may
+    be one that this package does not know."""
+    arrays_of = capi_toys.arrays_of
+
+    def with_kind(graph):
+        found = arrays_of(graph)
+        for i, t in enumerate(graph.tensors):
+            if t.ne[2] == 3:
+                found["layout"][i]["type"], found["layout"][i]["nbytes"] = kind, t.nbytes
+        return found
+
+    monkeypatch.setattr(capi_toys, "arrays_of", with_kind)
     ctx, homes = gs.Context(), [gs.Context(), gs.Context()]
     x, ids = ctx.tensor("f32", (8, 1, 2), "x", input=True), ctx.tensor("i32", (1, 2), "ids", input=True)
     value = x

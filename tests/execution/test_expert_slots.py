@@ -27,6 +27,20 @@ def expected(choices, **shape):
         return [free.compute(chosen) for chosen in choices]
 
 
+@pytest.mark.parametrize("plain_first", [False, True])
+def test_a_plan_of_weights_in_memory_does_not_serve_the_same_graph_with_weights_in_slots(plain_first):
+    cpu = gs.CpuBackend(1)
+    plain, slots = ExpertGraph(None, cpu=cpu), ExpertGraph(4, cpu=cpu)
+    assert plain.graph.fingerprint == slots.graph.fingerprint
+    choices = plain.choices(3)
+    wanted = expected(choices)
+    with gs.Scheduler([slots.store, cpu]) as scheduler:
+        plain.scheduler = slots.scheduler = scheduler
+        for graph in (plain, slots) if plain_first else (slots, plain):
+            scheduler.plan(graph.graph).verify()
+            assert [graph.compute(chosen) for chosen in choices] == wanted
+
+
 # -- bits and bytes ---------------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,7 @@ cdef class Request:
     cdef int64_t *window                # owned; of each backend the policy's window, in bytes; NULL without stores
     cdef int check_open(self) except -1
     cdef int fill_residents(self) except -1
+    cdef uint64_t bank_key(self, BufferBase buffer) except? 0
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict indices) except -1
     cdef int fill_assigned(self, object assigned) except -1
     cdef int check_placed(self) except -1

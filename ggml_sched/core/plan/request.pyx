@@ -142,6 +142,8 @@ cdef class Request:
                 # The key includes the buffer's readers, because buffers of one backend may have different readers.
                 last_readers = <uint64_t>hash(self.readers[last_buffer]) if r.shares else 0
                 last_usage = GS_USAGE_WEIGHTS if (<BufferBase>buffer).usage == "weights" else GS_USAGE_ANY
+                if self.devices.stores:
+                    last_readers ^= self.bank_key(<BufferBase>buffer)
                 last = buffer
             r.p.resident[i] = last_index
             r.p.usage[i] = last_usage
@@ -153,6 +155,14 @@ cdef class Request:
                 r.p.usage[i] = r.p.usage[g.memory[i]]
         self.key = h
         return 0
+
+    cdef uint64_t bank_key(self, BufferBase buffer) except? 0:
+        """A key of the bank of experts whose slots a buffer has, by its store and its number; 0 for other buffers.
+        Plans of a bank's weights fetch experts, so plans of the same graph without it must not serve them."""
+        bank = getattr(buffer, "experts", None)
+        if bank is None:
+            return 0
+        return gs_mix(1 + self.devices.index(bank.store), 1 + <uint64_t>bank.number)
 
     cdef int32_t index_of_buffer(self, BufferBase buffer, dict indices) except -1:
         """The index of a buffer in self.buffers; a new buffer is added, together with its readers."""
