@@ -34,7 +34,7 @@ OF_THE_TREE = ("ggml_sched", "tests", "pyproject.toml")
 UNUSED = {"site-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
 """Folders of the standard library that are left out, and of distributions where they hold tests."""
 SUFFIXES = (".py", ".pyc", ".pyi", ".so", ".toml", ".json", ".txt", ".npz", ".gguf")
-ORACLE = {"OPENBLAS_CORETYPE": "Haswell", "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
+ORACLE = {"OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
 """Keeps NumPy and its BLAS, on which the oracle runs, off the instructions under test.  Bochs 3.0 refuses a gather of
 NumPy's."""
 LAST_LINE = re.compile(rb"^pytest: exit status (-?\d+)\s|Kernel panic", re.MULTILINE)
