@@ -221,6 +221,8 @@ class Backend(BackendBase):
     * `failed`: (how many waits for queued work raised an error, the last error's message); see `note_failure`.  If the
       number has grown since a compute was queued, the results of that compute are not valid.
     * `lost`: why the backend and what it held are gone; None while it can be used.
+    * `has_graph_plans`: computes go through `graph_plan_create` and `graph_plan_compute`.  It is set for each class:
+      False for one that overrides `graph_compute` or `compute_node`, and not the graph plans that it inherits.
     * `answers_version`: an integer to increase when results of `supports_op`, `offload_op`, `alloc_size` or
       `fusion_groups` change, because they are cached; None: they are not cached.
     """
@@ -239,6 +241,22 @@ class Backend(BackendBase):
     host_work_held: int = 0
     failed: tuple[int, str] = (0, "")
     lost: BackendLost | None = None
+    has_graph_plans: bool = True
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Graph plans of a base class do not call what a class overrides to compute: then they are not used."""
+        super().__init_subclass__(**options)
+        if (cls.graph_plan_create, cls.graph_plan_compute) == (Backend.graph_plan_create, Backend.graph_plan_compute):
+            return
+        for base in cls.__mro__:
+            if base is not cls and issubclass(base, Backend):
+                return
+            if vars(base).keys() & {"graph_plan_create", "graph_plan_compute"}:
+                cls.has_graph_plans = True
+                return
+            if vars(base).keys() & {"graph_compute", "compute_node"}:
+                cls.has_graph_plans = False
+                return
 
     # -- memory ---------------------------------------------------------------
 

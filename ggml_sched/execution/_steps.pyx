@@ -413,7 +413,8 @@ cdef class BoundRun(BoundStep):
             if not events and self.compute_c():
                 return
             if not self.is_prepared:
-                self.handle = self.backend.graph_plan_create(self.view())
+                if self.backend.has_graph_plans:
+                    self.handle = self.backend.graph_plan_create(self.view())
                 self.is_prepared = True
             for event in events:
                 self.backend.event_wait(event)

@@ -230,13 +230,21 @@ class _Chains:
             found = facts(Graph(*chain))
             with self.backend.alloc_tensors(ctx, usage="any") as memory:
                 memory.clear(_FILL)
-                plan = self.backend.graph_plan_create(GraphView(chain))
+                view = GraphView(chain)
+                plan = self.backend.graph_plan_create(view) if self.backend.has_graph_plans else None
+
+                def compute() -> None:
+                    if plan is None:
+                        self.backend.graph_compute(view)
+                    else:
+                        self.backend.graph_plan_compute(plan)
+
                 try:
-                    taken = _median(lambda: self.backend.graph_plan_compute(plan), self.backend.synchronize, self.slot,
-                                    self.clock, runs)
+                    taken = _median(compute, self.backend.synchronize, self.slot, self.clock, runs)
                 finally:
                     self.backend.synchronize()
-                    self.backend.graph_plan_free(plan)
+                    if plan is not None:
+                        self.backend.graph_plan_free(plan)
             taken = max(taken - self.outside, taken / 16)
             return taken / nodes, float(found.nbytes.sum()) / nodes, float(found.flops.sum()) / nodes
 

@@ -348,7 +348,7 @@ class Worker:
             self._check_room(k, work, " of work memory")
         view = GraphView(chosen, *_groups(groups, needed, len(chosen)))
         try:
-            plan = backend.graph_plan_create(view)
+            plan = backend.graph_plan_create(view) if backend.has_graph_plans else None
         except Exception as error:
             note_nodes(error, backend, chosen)
             raise

@@ -267,6 +267,50 @@ def test_a_plan_whose_buffer_is_closed_raises():
         backend.graph_plan_compute(plan)
 
 
+@pytest.mark.parametrize("method, calls", [("graph_compute", 1), ("compute_node", 5)])
+@pytest.mark.parametrize("mixed_in", [False, True])
+def test_what_a_subclass_overrides_to_compute_is_called(method, calls, mixed_in):
+    seen = []
+
+    def count(self, what):
+        seen.append(what)
+        if method == "graph_compute":
+            gs.CpuBackend.graph_compute(self, what)
+
+    if mixed_in:
+        Counted = type("Counted", (type("Counting", (), {method: count}), gs.CpuBackend), {})
+    else:
+        Counted = type("Counted", (gs.CpuBackend,), {method: count})
+    assert not Counted.has_graph_plans and gs.CpuBackend.has_graph_plans
+    ctx, graph, values = chain()
+    with Counted(1) as backend, gs.Scheduler([backend]) as scheduler:
+        backend.alloc_tensors(ctx, usage="any")
+        set_all(values)
+        for n in (1, 2):
+            scheduler.compute(graph)
+            assert len(seen) == n * calls
+
+
+def test_a_subclass_with_graph_plans_of_its_own_computes_by_them():
+    class Inherits(gs.CpuBackend):
+        def graph_compute(self, graph):
+            raise AssertionError("the graph plan computes")
+
+    class Plans(Inherits):
+        def graph_plan_compute(self, plan):
+            gs.CpuBackend.graph_plan_compute(self, plan)
+
+    class Named(Plans):
+        pass
+
+    assert not Inherits.has_graph_plans and Plans.has_graph_plans and Named.has_graph_plans
+    ctx, graph, values = chain()
+    with Named(1) as backend, gs.Scheduler([backend]) as scheduler:
+        backend.alloc_tensors(ctx)
+        set_all(values)
+        scheduler.compute(graph)
+
+
 def test_a_graph_may_be_a_view_of_nodes_or_a_list():
     ctx, graph, values = chain()
     backend = gs.CpuBackend(1)

@@ -55,6 +55,22 @@ def fast():
         yield backend
 
 
+class Unprepared(Modelled):
+    """Computes without graph plans."""
+
+    def graph_plan_create(self, graph):
+        return None
+
+    def graph_compute(self, graph):
+        self.now += Modelled.graph_plan_create(self, graph)
+
+
+def test_a_backend_that_prepares_nothing_is_measured_too():
+    with Unprepared(MODEL) as backend:
+        found = gs.measure(backend, clock=backend.clock)
+        assert found.launch == pytest.approx(4e-6, rel=.02) and backend.freed == 0
+
+
 def test_a_roofline_is_found(fast):
     found = gs.measure(fast, clock=fast.clock)
     assert found.launch == pytest.approx(4e-6, rel=.02)
