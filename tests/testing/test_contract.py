@@ -442,6 +442,18 @@ class TestGood(Few):
     assert [what for k, (what, (_, test)) in enumerate(WRONG.items()) if (f"Wrong{k}", test) not in failed] == []
 
 
+def test_wrong_results_of_a_node_that_is_not_supported_are_told_from_those_of_a_kernel(run_suite):
+    module = f"""{GOOD}
+class Open(Good):
+    def compute_node(self, node):
+        if node.op == "UNARY:NEG" or node.op == "SQR":
+            node.set(np.zeros(node.ne[::-1], np.float32))
+"""
+    printed = run_suite(module, "Open", "-k", "refused and (UNARY:NEG or SQR)", status=1)
+    said = r"AssertionError: <Open '\w+'> does not support <Tensor .* SQR .*>, and computes it without an exception: "
+    assert re.search(said, printed) and "the error is" in printed and not re.search("does not support.*NEG", printed)
+
+
 def test_parts_and_ops_are_selected(run_suite):
     printed = run_suite(GOOD, "Good", "-k", "TestOps and NEG")
     assert re.search(r" 2 passed, \d+ deselected", printed), printed
