@@ -13,6 +13,8 @@
 #define GS_INPLACE_FIRST 1 /* the first generation, and every later one */
 #define GS_INPLACE_LATER 2 /* only later generations                    */
 
+/* clang-format off */
+
 /* X(name, number, in-place rule) */
 #define GS_OPS(X) \
     X(NONE, 0, 0)                          \
@@ -142,6 +144,8 @@
     X(SWIGLU_OAI, 3)  \
     X(GEGLU_ERF, 4)   \
     X(GEGLU_QUICK, 5)
+
+/* clang-format on */
 
 enum gs_op {
 #define GS_X(name, number, inplace) GS_OP_##name = number,

@@ -20,6 +20,7 @@
 int GS_ENTRY(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     const gs_layout *a = node->n_src > 0 ? &node->src[0]->layout : &node->layout;
     int64_t width = a->ne[0], spare = a->nb[0] != 4 || node->layout.nb[0] != 4 ? width : 0;
+    /* clang-format off */
     switch (node->op) {
     case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: case GS_OP_ADD1: case GS_OP_ADD_ID:
     case GS_OP_SCALE: case GS_OP_SQR: case GS_OP_SQRT: case GS_OP_LOG: case GS_OP_CLAMP: case GS_OP_UNARY:
@@ -45,4 +46,5 @@ int GS_ENTRY(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tab
     case GS_OP_SSM_SCAN: return build_ssm_scan(node, position, to);
     default: return GS_UNSUPPORTED_OP;
     }
+    /* clang-format on */
 }

@@ -40,6 +40,7 @@ static inline const gs_op_rule *gs_rule_of(int op) {
 #define ARITHMETIC {2, 2, 3, 0, {GS_FLOATS, GS_FLOATS}}
 #define COPY {1, 2, 1, GS_MOVABLE, {GS_MOVABLE, ~UINT64_C(0)}}
 #define INDICES {1, 1, 0, GS_BIT(I32), {GS_BIT(F32)}}
+    /* clang-format off */
     static const gs_op_rule rules[] = {
         [GS_OP_ADD] = ARITHMETIC, [GS_OP_SUB] = ARITHMETIC, [GS_OP_MUL] = ARITHMETIC, [GS_OP_DIV] = ARITHMETIC,
         [GS_OP_ADD1] = ARITHMETIC, [GS_OP_GLU] = {1, 2, 3, 0, {GS_FLOATS, GS_FLOATS}},
@@ -64,6 +65,7 @@ static inline const gs_op_rule *gs_rule_of(int op) {
         [GS_OP_SSM_SCAN] = {7, 7, 0, GS_BIT(F32), {GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32), GS_BIT(F32),
                                                 GS_BIT(F32), GS_BIT(I32)}},
     };
+    /* clang-format on */
 #undef ROWS
 #undef FUNCTION
 #undef ARITHMETIC
@@ -249,6 +251,7 @@ static inline int gs_extents_fit(const gs_node *n) {
             return 0;
     }
     const int64_t *a = src[0], *b = src[1], *c = src[2];
+    /* clang-format off */
     switch (n->op) {
     case GS_OP_ADD: case GS_OP_SUB: case GS_OP_MUL: case GS_OP_DIV: return gs_same_from(0, d, a) && gs_repeats(b, d);
     case GS_OP_ADD1: return gs_same_from(0, d, a) && gs_count(b) == 1;
@@ -293,6 +296,7 @@ static inline int gs_extents_fit(const gs_node *n) {
     case GS_OP_SSM_SCAN: return (p[0] == 0 || p[0] == 1) && gs_scan_fits(d, src);
     default: return gs_same_from(0, d, a);
     }
+    /* clang-format on */
 }
 
 #endif
