@@ -6,6 +6,7 @@ after it was freed is seen as well.
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sanitizers import sanitized
@@ -29,15 +30,23 @@ def test_the_sanitizers_are_awake(sanitized_tree, fault, said):
     assert done.returncode != 0 and said in done.stderr
 
 
+TESTS = Path(__file__).resolve().parents[1]
+FILES = sorted(path.relative_to(TESTS).as_posix() for room in ("llama", "remote")
+               for path in (TESTS / room).glob("test_*.py"))
+"""Folders that take too long at once.  Not here: tests/cupy, whose kernels its own tests compile with sanitizers, and
+tests/package, which is about files."""
+
+
 @pytest.mark.parametrize("folder", [
     "core", "graph", "capi", "planning", "execution", "threads", "testing", "backends", "llama_cpp", "placement",
-    "soak", "llama/test_cells.py", "llama/test_one_token.py", "llama/test_residency.py", "llama/test_limited.py",
-    "llama/test_disk_faults.py"])
+    "soak", "cli", "view", *FILES])
 def test_the_suite_accesses_nothing_that_it_should_not(sanitized_tree, folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}"]
     if folder == "soak":
         # Has a malloc of its own.
         command += ["--deselect", "tests/soak/test_without_memory.py"]
     done = sanitized(command, sanitized_tree)
+    if folder in FILES and done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED) and " passed" not in done.stdout:
+        pytest.skip(f"no test of {folder} runs here: {done.stdout.strip().splitlines()[-1]}")
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-6000:]}"
     assert " passed" in done.stdout
