@@ -31,7 +31,7 @@ def test_the_sanitizers_are_awake(sanitized_tree, fault, said):
 
 
 TESTS = Path(__file__).resolve().parents[1]
-FILES = sorted(path.relative_to(TESTS).as_posix() for room in ("llama", "remote")
+FILES = sorted(path.relative_to(TESTS).as_posix() for room in ("cli", "llama", "remote", "view")
                for path in (TESTS / room).glob("test_*.py"))
 """Folders that take too long at once.  Not here: tests/cupy, whose kernels its own tests compile with sanitizers, and
 tests/package, which is about files."""
@@ -39,7 +39,7 @@ tests/package, which is about files."""
 
 @pytest.mark.parametrize("folder", [
     "core", "graph", "capi", "planning", "execution", "threads", "testing", "backends", "llama_cpp", "placement",
-    "soak", "cli", "view", *FILES])
+    "soak", *FILES])
 def test_the_suite_accesses_nothing_that_it_should_not(sanitized_tree, folder):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{folder}"]
     if folder == "soak":
