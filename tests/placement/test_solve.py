@@ -10,7 +10,7 @@ import ggml_sched.placement.solve as solver_room
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve import solve
 from ggml_sched.placement.solve.bound import best_bound, relax
-from ggml_sched.placement.solve.counts import Counts, has_highs
+from ggml_sched.placement.solve.counts import Counts, has_highs, linear
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
@@ -171,6 +171,102 @@ def test_parts_that_nothing_enters_are_cut():
                    for a, b in zip((0, *path[:-1]), path, strict=True)]
         used = np.concatenate([np.bincount(columns, minlength=len(problem.cost)), [1], np.eye(2, dtype=int)[path[-1]]])
         assert counts.program.rows[-1] @ used >= counts.program.low[-1]
+
+
+def entered_chain(n_devices, n_stages):
+    """A random chain that begins on device 0, a budget, and all of its paths that fit, as counts of the columns."""
+    made = random_chain(RNG, n_devices, n_classes=2, n_stages=n_stages, n_patterns=3)
+    start = np.where(np.arange(len(made.start)) == 0, 0.0, np.inf)
+    chain = Chain(made.classes, made.cost, made.memory, start, made.devices)
+    budget = near_budget(RNG, chain)
+    problem, counts = all_counts(chain, budget)
+    paths = [np.zeros(0, np.int64)]
+    for number in chain.classes:
+        of_class = np.flatnonzero(problem.group // problem.n_states ** 2 == number)
+        paths = [np.append(path, column) for path in paths for column in of_class
+                 if problem.before[column] == (problem.after[path[-1]] if len(path) else 0)]
+    return problem, counts, [path for path in paths if problem.fits(path)]
+
+
+def solution_of(problem, path):
+    """The values of the program's variables for a path that begins in the only state that it can begin in."""
+    ends = (np.arange(problem.n_states) == problem.after[path[-1]]).astype(int)
+    return np.concatenate([np.bincount(path, minlength=len(problem.cost)), [1], ends])
+
+
+def test_rows_that_connect_columns_hold_for_every_path_that_fits():
+    rows = 0
+    for n_devices in (2, 3) * 6:
+        problem, counts, paths = entered_chain(n_devices, 4)
+        before = len(counts.program.rows)
+        counts.connect()
+        program = counts.program
+        rows += len(program.rows) - before
+        for path in paths:
+            sums = program.rows @ solution_of(problem, path)
+            assert (sums >= program.low - 1e-9).all() and (sums <= program.high + 1e-9).all()
+    assert rows > 30
+
+
+def test_rows_that_connect_columns_exclude_a_circle_that_nothing_enters():
+    seconds = np.array([[[5.0, 9.0], [9.0, 1.0]]])
+    chain = Chain((0,) * 10, (seconds,), (np.array([[0, 1]]),), np.array([0.0, np.inf]), ((0,), (1,)))
+    problem, counts = all_counts(chain, [1, 9])
+    circle = np.zeros(len(counts.program.cost), int)
+    for state, times in ((0, 1), (1, 9)):
+        circle[np.flatnonzero((problem.before == state) & (problem.after == state))] = times
+    circle[len(problem.cost)] = circle[len(problem.cost) + 1] = 1
+    assert (counts.program.rows[:4] @ circle == counts.program.low[:4]).all()
+    old = len(counts.program.rows)
+    counts.connect()
+    short = counts.program.rows[old:] @ circle < counts.program.low[old:]
+    assert short.sum() == 2         # the one by stages, and the one by bytes
+
+
+@pytest.mark.skipif(not has_highs(), reason="needs the extra fit")
+def test_the_linear_program_bounds_all_paths_and_those_with_each_column():
+    near = []
+    for n_devices in (2, 3) * 6:
+        problem, counts, paths = entered_chain(n_devices, 4)
+        counts.connect()
+        bound, least_with = linear(counts.program)
+        costs = np.array([problem.cost_of(path) for path in paths])
+        if not len(costs):
+            continue
+        assert bound <= costs.min() * (1 + 1e-12)
+        near.append(bound / costs.min())
+        for path, seconds in zip(paths, costs, strict=True):
+            assert (least_with[path] <= seconds * (1 + 1e-12)).all()
+    assert max(near) > 0.999
+
+
+@pytest.mark.skipif(not has_highs(), reason="needs the extra fit")
+def test_the_linear_program_says_that_nothing_fits():
+    chain = Chain((0,), (np.ones((1, 1, 1)),), (np.array([[5]]),), np.zeros(1), ((0,),))
+    _, counts = all_counts(chain, [4])
+    bound, least_with = linear(counts.program)
+    assert bound == np.inf and (least_with == np.inf).all()
+
+
+@pytest.mark.skipif(not has_highs(), reason="needs the extra fit")
+@pytest.mark.parametrize("columns", [1, 6, 1000])
+def test_a_proof_by_the_columns_of_cheap_paths_holds_for_all_paths(columns, monkeypatch):
+    """Labels prove nothing here, so that the bound is that of the counts."""
+    monkeypatch.setattr(solver_room, "EFFORTS", {"proof": ((1, 1),), "some": ((1, 1),)})
+    monkeypatch.setattr(solver_room, "MERGED", {})
+    monkeypatch.setattr(solver_room, "COUNTED", {"proof": ((columns, 100),)})
+    parts = []
+    for n_devices in (2, 3) * 8:
+        made = random_chain(RNG, n_devices, n_classes=2, n_stages=5, n_patterns=3)
+        start = np.where(np.arange(len(made.start)) == 0, 0.0, np.inf)
+        chain = Chain(made.classes, made.cost, made.memory, start, made.devices)
+        budget = near_budget(RNG, chain)
+        found, optimum = solve(chain, budget, 0.0, effort="proof"), least(chain, budget)
+        checked(chain, budget, found)
+        assert found.bound <= optimum * (1 + 1e-12)
+        if optimum < np.inf:
+            parts.append(found.bound / optimum)
+    assert max(parts) > 0.999 and (columns < 1000 or np.median(parts) > 0.999)
 
 
 def test_a_budget_one_byte_short_of_what_a_solution_takes_is_never_exceeded():

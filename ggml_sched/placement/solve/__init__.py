@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve.bound import Bound, Relaxation, best_bound, relax
-from ggml_sched.placement.solve.counts import Counts, has_highs, highs
+from ggml_sched.placement.solve.counts import Counts, has_highs, highs, linear
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.runs import RunBound
@@ -39,9 +39,14 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
 MERGED = {"few": 1 << 17, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
 ROUNDS, NODES = 4, 1000
-"""The most integer programs that are solved one after another, and the most nodes of HiGHS's search for each."""
-SMALL = 300
-"""The solver "auto" solves integer programs of at most this many columns: HiGHS takes seconds for a thousand."""
+"""The most integer programs that are solved one after another, each with one more row, and the most nodes of HiGHS's
+search for each with the solver "highs"."""
+COUNTED: dict[str, tuple[tuple[int, int], ...]] = {
+    "bound": ((300, 1000),), "all": ((300, 1000),), "proof": ((150, 200), (400, 100), (600, 50))}
+"""{effort: for each integer program that the solver "auto" solves, (the most columns, the most nodes of HiGHS's
+search)}: HiGHS takes seconds for a thousand columns."""
+WHOLE = ("bound", "all")
+"""With these efforts "auto" solves a program only if it has all columns that are left."""
 NEAR_STOP = 1.01
 """With the effort "few" the bound by runs is computed only if `stop_at` is at most this many times the bound before."""
 TINY = 1e-12
@@ -58,12 +63,12 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     `cutoff` seconds: then `path` is None if no path below `cutoff` was found before.
 
     `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
-    bound by runs; "proof" with as many labels as "some", and with the most columns for the bound by merged labels;
-    "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a second; "most" with
-    labels for some seconds.
+    bound by runs; "proof" with as many labels as "some", with the most columns for the bound by merged labels, and by
+    counts of the columns of the cheapest paths; "all" with labels for some tenths of a second, and by counts; "more"
+    with labels for up to a second; "most" with labels for some seconds.
 
     `solver`: "own" uses this package alone; "highs" uses HiGHS (the extra `fit`) for what labels do not prove; "auto"
-    uses HiGHS if it is installed, for programs so small that they take less than a second.
+    uses HiGHS if it is installed, for programs so small that they take about a second.
 
     ValueError or TypeError for arrays of wrong shapes or types, NaN, negative seconds or bytes, a chain without stages,
     an unknown `solver` or `effort`, and "highs" where it is not installed.
@@ -95,9 +100,11 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
             bound.value = max(bound.value, labels.merged(stop_at(problem, path, within, cutoff), MERGED[effort]))
         if not is_done(labels, path, within, cutoff):
             path = search_labels(labels, path, within, cutoff, EFFORTS[effort][1:])
-        if (effort in ("all", "bound") and solver != "own" and has_highs()
-                and not is_done(labels, path, within, cutoff)):
-            path = search_counts(labels, path, within, cutoff, SMALL if solver == "auto" else None)
+        sizes: Sequence[tuple[int | None, int]] = COUNTED.get(effort, ())
+        if sizes and solver == "highs":
+            sizes = ((None, NODES),)
+        if sizes and solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
+            path = search_counts(labels, path, within, cutoff, sizes, effort in WHOLE)
     return answer(problem, bound, path)
 
 
@@ -141,19 +148,43 @@ def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: floa
     return path
 
 
-def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float, most: int | None) -> Ints | None:
-    """The best of `path` and of the paths of integer programs over counts, each with one more row than the one before;
-    raises `labels.bound.value`.  A program of more than `most` columns is not solved; None: no limit.
+def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float,
+                  sizes: Sequence[tuple[int | None, int]], whole: bool) -> Ints | None:
+    """The best of `path` and of the paths of integer programs over counts; raises `labels.bound.value`.
+
+    `sizes`: for each program, one after the other until one suffices or is not solved, (the most columns, or None for
+    no limit; the most nodes).  A program has the columns of the cheapest paths, by the linear program of all columns.
+    `whole`: whether to do nothing where these are not all columns.
     """
     problem, bound = labels.problem, labels.bound
     stop = stop_at(problem, path, within, cutoff)
     kept = labels.kept(stop)
-    if most is not None and len(kept) > most:
+    if whole and any(most is not None and len(kept) > most for most, _ in sizes):
         return path
     counts = Counts(problem, kept)
+    counts.connect()
+    value, least = linear(counts.program)
+    bound.value, least = max(bound.value, min(stop, value)), least[:len(kept)]
+    for most, nodes in sizes:
+        stop = stop_at(problem, path, within, cutoff)
+        target = stop if most is None or len(kept) <= most else min(stop, float(np.partition(least, most)[most]))
+        if target > bound.value:
+            path = search_program(labels, kept[least < target], target, path, within, nodes)
+            if bound.value < target or is_done(labels, path, within, cutoff):
+                break
+    return path
+
+
+def search_program(labels: Labels, kept: Ints, stop: float, path: Ints | None, within: float,
+                   nodes: int) -> Ints | None:
+    """The best of `path` and of the paths of integer programs over the columns `kept`, each with one more row than the
+    one before; raises `labels.bound.value`, at most to `stop`: no path with other columns costs less."""
+    problem, bound = labels.problem, labels.bound
+    counts = Counts(problem, kept)
+    counts.connect()
     for _ in range(ROUNDS):
-        found, proven = highs(counts.program, max(within / 2, TINY), NODES)
-        bound.value = max(bound.value, min(stop, proven))       # the program has no columns of dearer paths
+        found, proven = highs(counts.program, max(within / 2, TINY), nodes)
+        bound.value = max(bound.value, min(stop, proven))
         if found is None:
             break
         trail = counts.path(found)
@@ -162,7 +193,7 @@ def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: floa
         else:
             used = kept[np.flatnonzero(found[:len(kept)])]
             path = cheaper(problem, bound, path, labels.search(stop, *EFFORTS["some"][0], among=used)[0])
-        if is_done(labels, path, within, cutoff) or not counts.cut(found):
+        if bound.value >= stop or is_near(problem, bound, path, within) or not counts.cut(found):
             break
     return path
 

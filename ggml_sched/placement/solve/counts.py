@@ -3,9 +3,11 @@
 Stages of a class are interchangeable, so only counts matter.  The rows of the program say: a class has as many columns
 as stages; at each place as many columns end in a state as begin in it; bytes are within the budgets.  A place is before
 or after the stages of a class; where one class follows another, the place after the one is the place before the other.
-If the columns of a solution are connected, they form an Euler trail, which gives the order (Hierholzer 1873).  If some
-are not connected to the beginning, one more row excludes that: such columns may be used only if another column leads to
-them.  The least cost of counts is a bound of all paths.
+If the columns of a solution are connected, they form an Euler trail, which gives the order (Hierholzer 1873).  Rows for
+sets of states say that columns from a set may be used only if another column leads into it (for trails: Dantzig,
+Fulkerson and Johnson 1954).  If some columns of a solution are not connected to the beginning all the same, one more
+row excludes that.  The least cost of counts is a bound of all paths, and so is that of the linear program, which also
+shows which columns no cheap path can have.
 """
 
 from __future__ import annotations
@@ -14,19 +16,23 @@ import importlib
 import importlib.util
 import warnings
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.placement.solve.problem import Problem
 
-__all__ = ["Counts", "Program", "has_highs", "highs"]
+__all__ = ["Counts", "Program", "has_highs", "highs", "linear"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 INFEASIBLE = 2
-"""The status that SciPy's `milp` returns for a program without a solution."""
+"""The status that SciPy's `milp` and `linprog` return for a program without a solution."""
+MOST_TOGETHER = 4
+"""With at most so many states in which no path begins, all sets of them get rows in `Counts.connect`, else each alone.
+"""
 
 
 @dataclass
@@ -79,6 +85,34 @@ class Counts:
             np.concatenate([equal, np.full(len(nbytes), -np.inf)]),
             np.concatenate([equal, problem.budget / unit]),
             np.concatenate([stages[number], np.ones(n_begins + states)]))
+
+    def connect(self) -> None:
+        """Add rows to the program that many solutions break whose columns are not connected: without a column that
+        leads into a set of states none is used that begins there; with one of them, in all at most as many of a class
+        as it has stages, and as many bytes as a budget has."""
+        problem, kept, program = self.problem, self.kept, self.program
+        stages = np.bincount(problem.classes, minlength=problem.n_classes)
+        number = problem.group[kept] // problem.n_states ** 2
+        unit = np.maximum(problem.budget, 1.0)
+        begins = set((self.begins - self.first).tolist())
+        others = [state for state in range(problem.n_states) if state not in begins]
+        sizes = range(1, len(others) + 1) if len(others) <= MOST_TOGETHER else (1,)
+        rows = []
+        for states in (of for size in sizes for of in combinations(others, size)):
+            out = np.isin(problem.before[kept], states)
+            into = np.isin(problem.after[kept], states) & ~out
+            if not out.any():
+                continue
+            uses = [((out & (number == c)).astype(float), float(stages[c])) for c in range(problem.n_classes)]
+            uses += [(np.where(out, problem.bytes[kept, row] / unit[row], 0.0), 1.0)
+                     for row in {int(problem.row_of[state]) for state in states} - {-1}]
+            for use, most in uses:
+                if use.any():
+                    rows.append(np.concatenate([most * into - use, np.zeros(len(program.cost) - len(kept))]))
+        if rows:
+            program.rows = np.vstack([program.rows, *rows])
+            program.low = np.concatenate([program.low, np.zeros(len(rows))])
+            program.high = np.concatenate([program.high, np.full(len(rows), np.inf)])
 
     def path(self, counts: Ints) -> Ints | None:
         """A path with these counts, a solution of the program, in the order of an Euler trail; None if that order is no
@@ -175,3 +209,29 @@ def highs(program: Program, gap: float, nodes: int) -> tuple[Ints | None, float]
     bound = -np.inf if found.mip_dual_bound is None else float(found.mip_dual_bound) * unit
     bound -= 1e-6 * abs(bound)
     return None if found.x is None else np.rint(found.x).astype(np.int64), bound
+
+
+def linear(program: Program) -> tuple[float, Floats]:
+    """(bound, [variables]: for each variable the least cost of solutions that use it), by the linear program without
+    integers, which HiGHS solves; both infinite if nothing fits, minus infinite without a solution.
+
+    The bound is that of the duals that HiGHS returns, whatever its tolerances are (weak duality).
+    """
+    optimize, sparse = importlib.import_module("scipy.optimize"), importlib.import_module("scipy.sparse")
+    unit = float(program.cost.max(initial=0.0)) or 1.0
+    equal = program.low == program.high
+    above, below = ~equal & np.isfinite(program.high), ~equal & np.isfinite(program.low)
+    at_most, most = np.concatenate([program.rows[above], -program.rows[below]]), np.concatenate(
+        [program.high[above], -program.low[below]])
+    found = optimize.linprog(program.cost / unit, A_ub=sparse.csr_array(at_most), b_ub=most,
+                             A_eq=sparse.csr_array(program.rows[equal]), b_eq=program.low[equal],
+                             bounds=np.stack([np.zeros(len(program.cost)), program.most], 1), method="highs")
+    if found.status == INFEASIBLE:
+        return np.inf, np.full(len(program.cost), np.inf)
+    if found.x is None:
+        return -np.inf, np.full(len(program.cost), -np.inf)
+    of_most, of_equal = np.minimum(found.ineqlin.marginals, 0.0), found.eqlin.marginals
+    reduced = program.cost / unit - at_most.T @ of_most - program.rows[equal].T @ of_equal
+    bound = float(of_most @ most + of_equal @ program.low[equal] + np.minimum(reduced, 0.0) @ program.most)
+    bound -= 1e-9 * abs(bound)
+    return bound * unit, (bound + np.maximum(reduced, 0.0)) * unit
