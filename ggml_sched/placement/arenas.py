@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.devices import Device, Links
 
-__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors"]
+__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors", "united"]
 
 
 NEAR = 0.75
@@ -84,6 +84,12 @@ def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, C
         return None
     there, not_there = (case._replace(caches=(*case.caches[:d], held, *case.caches[d + 1:])) for held in (True, False))
     return open_[d], (there, not_there)
+
+
+def united(cases: Sequence[Case]) -> Case:
+    """The smallest case with all placements of these cases, which have equal `caches`."""
+    return cases[0]._replace(limits=tuple(max(of) for of in zip(*(case.limits for case in cases), strict=True)),
+                             floors=tuple(min(of) for of in zip(*(case.floors for case in cases), strict=True)))
 
 
 MOST_MIRRORS = 24

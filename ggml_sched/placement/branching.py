@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import product
 
 from ggml_sched._graph import Tensor
-from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors, united
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import dearer, entered, joined, parted, phased
@@ -42,6 +42,11 @@ MAX_DEVICES = 2
 """With more devices no case is solved with the efforts of `EFFORTS`: that takes five seconds, and proves little."""
 MAX_PROOFS = 2
 """With more than `MAX_DEVICES` devices, the most cases that are bounded with the effort "proof"."""
+MAX_UNITED, MAX_FAILED = 6, 2
+"""With more than `MAX_DEVICES` devices, the most unions of cases that are bounded with the effort "proof": in all, and
+those whose bounds stay far below the best."""
+UNITED = 0.25
+"""A case is united with others if this lowers their bound by at most this part of `within`."""
 MAX_FINEST = 12
 """The most cases whose bounds are improved at the end: those with the least bounds."""
 MAX_ROUNDS = 12
@@ -129,6 +134,7 @@ class Branching:
 
     def _raised(self) -> float:
         """The bound of all cases, after the cases with the least bounds were bounded with more effort."""
+        bounded = self._unite()
         cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
@@ -140,7 +146,8 @@ class Branching:
             if count not in searched:
                 bound = self._finest(made, bound)
             candidates = self.candidates
-            if proofs < MAX_PROOFS and len(candidates.budgets) > MAX_DEVICES and not candidates.is_near(bound):
+            if (proofs < MAX_PROOFS and len(candidates.budgets) > MAX_DEVICES and not candidates.is_near(bound)
+                    and (count not in bounded or self._is_far(bound))):
                 proofs += 1
                 solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
             else:
@@ -151,6 +158,56 @@ class Branching:
             done = min(done, bound)
             least = min([done, *(bound for bound, _, _ in cases[:1])])
         return least
+
+    def _unite(self) -> set[int]:
+        """Raise the bounds of the cases that are far below the best; returns their numbers.  Cases which differ in
+        their arenas alone are bounded together, by their union, if that costs little: one proof serves many cases of
+        nearly the same bound."""
+        candidates = self.candidates
+        if candidates.best is None or len(candidates.budgets) <= MAX_DEVICES:
+            return set()
+        done: list[tuple[float, int, Open]] = []
+        open_ = sorted((*self.left, *self._weak), key=lambda each: each[:2])
+        weak, failed = {count for _, count, _ in self._weak}, 0
+        for _ in range(MAX_UNITED):
+            if not open_ or failed == MAX_FAILED or candidates.is_late or not self._is_far(open_[0][0]) or (
+                    done and min(bound for bound, _, _ in done) <= open_[0][0]):
+                break
+            made, members = self._union(open_)
+            solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
+            assert solution is not None
+            done += [(max(bound, solution.bound), count, each) for bound, count, each in members]
+            taken = {count for _, count, _ in members}
+            open_ = [each for each in open_ if each[1] not in taken]
+            self._explore(made, solution)
+            failed += self._is_far(solution.bound)
+        every = [*done, *open_]
+        self.left = [each for each in every if each[1] not in weak]
+        self._weak = [each for each in every if each[1] in weak]
+        heapify(self.left)
+        heapify(self._weak)
+        return {count for _, count, _ in done}
+
+    def _union(self, open_: Sequence[tuple[float, int, Open]]) -> tuple[Open, list[tuple[float, int, Open]]]:
+        """(The union of the first of some cases and of others, its members): of those that differ from the first one in
+        their arenas alone, and are far below the best, each whose part lowers the bound by multipliers little."""
+        candidates = self.candidates
+        first = open_[0][2]
+        made, members = first, [open_[0]]
+        least = first.solution.bound * (1 - UNITED * candidates.within)
+        for each in open_[1:]:
+            if (not self._is_far(each[0]) or each[2].shared != first.shared
+                    or any(a.caches != b.caches for a, b in zip(each[2].cases, first.cases, strict=True))):
+                continue
+            cases = tuple(united(pair) for pair in zip(made.cases, each[2].cases, strict=True))
+            chains = chains_of(self.tables, cases, first.shared)
+            chain = dearer(joined(chains), candidates.fine)
+            floors = candidates.joined([case.floors for case in cases])
+            room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
+            solution, mixture = relaxed(chain, room)
+            if solution.bound >= least:
+                made, members = Open(cases, first.shared, chains, chain, floors, solution, mixture), [*members, each]
+        return made, members
 
     def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
         """Bound a case with its floors as arenas, and put it among those that are left.  A case that differs from an
@@ -179,11 +236,15 @@ class Branching:
             heappush(self.left, (bound, self._count, made))
             self._count += 1
 
+    def _is_far(self, bound: float) -> bool:
+        """Whether a bound is far below the best."""
+        best = self.candidates.best
+        return best is not None and bound * (1 + FAR) <= best.seconds
+
     def _cut(self, bound: float, made: Open) -> bool:
         """If the bound of a case is far below the best, cut the case in two, and plan the path of its bound (`_dive`);
         returns whether the case was cut."""
-        best = self.candidates.best
-        if best is None or bound * (1 + FAR) > best.seconds:
+        if not self._is_far(bound):
             return False
         parts = self._halves(made, made.mixture)
         if parts is None:

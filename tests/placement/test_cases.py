@@ -13,7 +13,7 @@ from small_models import devices, layered, sized
 
 import ggml_sched as gs
 from ggml_sched.placement import branching
-from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors
+from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors, united
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.chain import Chain, Choice, Solution
@@ -57,6 +57,12 @@ def test_a_case_is_cut_at_whether_a_device_has_caches():
     assert there == CASE._replace(caches=(True, True, None))
     assert not_there == CASE._replace(caches=(False, True, None))
     assert by_caches(CASE, (0.0, 9e-6, 0.0)) is None
+
+
+def test_a_union_has_the_placements_of_all_its_cases():
+    other = CASE._replace(limits=(40, 200, 1000), floors=(20, 5, 3))
+    assert united([CASE, other]) == Case((100, 200, 1000), (10, 5, 0), (None, True, None))
+    assert united([CASE]) == CASE
 
 
 def test_a_case_is_cut_at_what_any_path_of_its_bound_needs():
@@ -103,6 +109,36 @@ def test_no_placement_of_the_tables_undercuts_what_cases_prove():
         assert bound <= best * (1 + 1e-9)
         parts.append(bound / best)
     assert max(parts) > 0.999
+
+
+def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
+    """No search precedes, so that the bounds of the first cases are far below the best, and only unions raise them."""
+    monkeypatch.setattr(branching, "MAX_DEVICES", 1)
+    monkeypatch.setattr(branching, "FAR", 1e-6)
+    monkeypatch.setattr(branching, "UNITED", 1e3)
+    rose = members = 0
+    for seed in range(6):
+        graphs = [layered(random.Random(seed), 1, tokens) for tokens in (1, 64)]
+        given = devices(random.Random(seed), 2, sum(sized(graphs[0]).values()))[::-1]
+        links = Links(given, gs.Link(5e8, 1e-6))
+        model = Trials(graphs, given, links, (1.0, 0.0), 1.0)
+        tables = Tables(model.facts, model.weights, given, links, [False, False], {})
+        candidates = Candidates([model], given, 0.001, False, 0.0)
+        search = Branching(candidates, [tables], [{}])
+        search.run()
+        best = cheapest_of_the_tables(model, tables, tables.chain())
+        again = Branching(candidates, [tables], [{}])
+        case = branching.first_case(tables.needs, candidates.budgets)
+        for limits in (case.limits, tuple(limit - 1 for limit in case.limits)):
+            again._add((case._replace(limits=limits),), ({},), 0.0)
+        before = [bound for bound, _, _ in again.left]
+        members += len(again._union(sorted(again.left, key=lambda each: each[:2]))[1])
+        again._unite()
+        after = [bound for bound, _, _ in again.left]
+        assert len(after) == len(before) and min(after) >= min(before)
+        assert min(after) <= best * (1 + 1e-9)
+        rose += min(after) > min(before)
+    assert members > 6 and rose
 
 
 def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best(monkeypatch):
