@@ -421,16 +421,38 @@ class Branching:
             self.candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
 
     def _polish(self) -> None:
-        """Solve thoroughly, once, with the arenas of the best placement."""
+        """Solve thoroughly, once, with the arenas of the best placement and with caches on the devices that have some:
+        the costs then include the copies that its plan makes.  With more than `MAX_DEVICES` devices, where the first
+        search leaves most, a second and more thorough search follows."""
         best = self.candidates.best
-        if best is None or not best.cases or self.candidates.is_near(
-                min([self.closed, *(bound for bound, _, _ in (*self.left, *self._weak))])):
+        if best is None or not best.cases or self._is_best():
             return
-        chains = chains_of(self.tables, best.cases, best.shared)
+        candidates = self.candidates
+        self._resolve(best, best.cases, "some")
+        if len(candidates.budgets) > MAX_DEVICES and not self._is_best() and not candidates.is_late:
+            best = candidates.best
+            assert best is not None
+            limits = tuple(candidates.budgets)
+            cases = tuple(Case(limits, best.arenas, self._caches(k, best)) for k in range(len(self.tables)))
+            self._resolve(best, cases, "all")
+
+    def _is_best(self) -> bool:
+        """Whether the best is near the bound of all cases."""
+        return self.candidates.is_near(min([self.closed, *(bound for bound, _, _ in (*self.left, *self._weak))]))
+
+    def _caches(self, k: int, found: Found) -> tuple[bool, ...]:
+        """For each device whether a placement has caches of model k there."""
+        kinds = self.candidates.models[k].kinds
+        held = {d for name, d in found.residents[k].items() if kinds.get(name) != "weight"}
+        return tuple(d in held for d in range(len(self.candidates.budgets)))
+
+    def _resolve(self, best: Found, cases: tuple[Case, ...], effort: str) -> None:
+        """Solve with the patterns of some cases and the arenas of a placement, and plan the solution."""
+        chains = chains_of(self.tables, cases, best.shared)
         solution = self.candidates.solve(dearer(joined(chains), self.candidates.fine), best.arenas,
-                                         cutoff=self.candidates.cutoff, effort="some", part=POLISHED)
+                                         cutoff=self.candidates.cutoff, effort=effort, part=POLISHED)
         if solution is not None and solution.path is not None:
-            self.candidates.plan(self.tables, chains, solution, best.cases, best.shared)
+            self.candidates.plan(self.tables, chains, solution, cases, best.shared)
 
     def _without(self, made: Open, found: Found) -> None:
         """Solve again, with the floors as arenas, after a placement whose arenas are too large.

@@ -141,6 +141,27 @@ def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(m
     assert members > 6 and rose
 
 
+def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_has_them(monkeypatch):
+    """On three devices: first with few labels in its own case, then thoroughly in the case of its arenas and caches."""
+    kinds = {"weight": "weight", "cache": "kv", "state": "state"}
+    best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0,
+                           residents=({"weight": 0, "cache": 1, "state": 2, "unread": 0},))
+    candidates = SimpleNamespace(budgets=[100, 80, 1000], best=best, fine=0.0, cutoff=2.0, is_late=False,
+                                 is_near=lambda bound: False,
+                                 models=[SimpleNamespace(kinds={**kinds, "unread": "weight"})])
+    solved = []
+    monkeypatch.setattr(branching, "chains_of", lambda tables, cases, shared: solved.append(list(cases)) or [cases])
+    monkeypatch.setattr(branching, "joined", lambda chains: chains[0])
+    candidates.solve = lambda chain, arenas, *, cutoff, effort, part: solved[-1].append((tuple(arenas), effort))
+    search = Branching(candidates, [SimpleNamespace()], [{}])
+    search._polish()
+    assert solved == [[CASE, ((3, 4, 5), "some")],
+                      [Case((100, 80, 1000), (3, 4, 5), (False, True, True)), ((3, 4, 5), "all")]]
+    candidates.is_near = lambda bound: True
+    search._polish()
+    assert len(solved) == 2
+
+
 def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best(monkeypatch):
     monkeypatch.setattr(branching, "EFFORTS", {"more": 3, "most": 1})
     efforts = []
