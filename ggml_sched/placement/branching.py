@@ -59,6 +59,8 @@ WORTH = 0.04
 """A gain in a bound is worth an attempt only if it is at least this part of `within`, times the bound."""
 POLISHED = 0.1
 """The gap at which the search with the arenas of the best placement ends, as a part of `within`."""
+POLISHES = 2
+"""The most solutions of one such search; the second one assumes the arenas of the first one's plan."""
 MAX_ENTERED = 3
 """`_by_entered` improves the bound of a case only if at most this many devices have caches in it."""
 MAX_WAYS = 32
@@ -447,12 +449,19 @@ class Branching:
         return tuple(d in held for d in range(len(self.candidates.budgets)))
 
     def _resolve(self, best: Found, cases: tuple[Case, ...], effort: str) -> None:
-        """Solve with the patterns of some cases and the arenas of a placement, and plan the solution."""
+        """Solve with the patterns of some cases and the arenas of a placement, and plan the solution; once more if its
+        arenas are larger."""
+        candidates, arenas = self.candidates, list(best.arenas)
         chains = chains_of(self.tables, cases, best.shared)
-        solution = self.candidates.solve(dearer(joined(chains), self.candidates.fine), best.arenas,
-                                         cutoff=self.candidates.cutoff, effort=effort, part=POLISHED)
-        if solution is not None and solution.path is not None:
-            self.candidates.plan(self.tables, chains, solution, cases, best.shared)
+        chain = dearer(joined(chains), candidates.fine)
+        for _ in range(POLISHES):
+            solution = candidates.solve(chain, arenas, cutoff=candidates.cutoff, effort=effort, part=POLISHED)
+            if solution is None or solution.path is None:
+                break
+            found = candidates.plan(self.tables, chains, solution, cases, best.shared)
+            if not any(found.missing):
+                break
+            arenas = grown(arenas, found)
 
     def _without(self, made: Open, found: Found) -> None:
         """Solve again, with the floors as arenas, after a placement whose arenas are too large.

@@ -162,6 +162,21 @@ def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_ha
     assert len(solved) == 2
 
 
+def test_a_placement_is_solved_again_with_the_arenas_that_the_plan_of_the_first_solution_needs(monkeypatch):
+    plans = iter([SimpleNamespace(arenas=(3, 9, 5), missing=missing) for missing in ((0, 4, 0), (0, 0, 0))])
+    solved = []
+
+    def solve(chain, arenas, *, cutoff, effort, part):
+        solved.append(tuple(arenas))
+        return Solution(1.0, 1.0, (Choice(0, 0, 0),), (0, 0, 0), (0.0, 0.0, 0.0))
+
+    candidates = SimpleNamespace(fine=0.0, cutoff=2.0, solve=solve, plan=lambda *given: next(plans))
+    monkeypatch.setattr(branching, "chains_of", lambda tables, cases, shared: [None])
+    Branching(candidates, [SimpleNamespace()], [{}])._resolve(
+        SimpleNamespace(arenas=(3, 4, 5), shared=({},)), (CASE,), "some")
+    assert solved == [(3, 4, 5), (3, 9, 5)]
+
+
 def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best(monkeypatch):
     monkeypatch.setattr(branching, "EFFORTS", {"more": 3, "most": 1})
     efforts = []
