@@ -149,7 +149,7 @@ class Branching:
                 bound = self._finest(made, bound)
             candidates = self.candidates
             if (proofs < MAX_PROOFS and len(candidates.budgets) > MAX_DEVICES and not candidates.is_near(bound)
-                    and (count not in bounded or self._is_far(bound))):
+                    and count not in bounded):
                 proofs += 1
                 solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
             else:
@@ -162,15 +162,16 @@ class Branching:
         return least
 
     def _unite(self) -> set[int]:
-        """Raise the bounds of the cases that are far below the best; returns their numbers.  Cases which differ in
-        their arenas alone are bounded together, by their union, if that costs little: one proof serves many cases of
-        nearly the same bound."""
+        """Raise the bounds of the cases that are far below the best.  Cases which differ in their arenas alone are
+        bounded together, by their union, if that costs little: one proof serves many cases of nearly the same bound.
+        Returns the numbers of the cases that need no proof of their own: they had it, or are no longer far."""
         candidates = self.candidates
         if candidates.best is None or len(candidates.budgets) <= MAX_DEVICES:
             return set()
         done: list[tuple[float, int, Open]] = []
         open_ = sorted((*self.left, *self._weak), key=lambda each: each[:2])
         weak, failed = {count for _, count, _ in self._weak}, 0
+        proven: set[int] = set()
         for _ in range(MAX_UNITED):
             if not open_ or failed == MAX_FAILED or candidates.is_late or not self._is_far(open_[0][0]) or (
                     done and min(bound for bound, _, _ in done) <= open_[0][0]):
@@ -180,6 +181,8 @@ class Branching:
             assert solution is not None
             done += [(max(bound, solution.bound), count, each) for bound, count, each in members]
             taken = {count for _, count, _ in members}
+            if len(members) == 1 or not self._is_far(solution.bound):
+                proven |= taken
             open_ = [each for each in open_ if each[1] not in taken]
             self._explore(made, solution)
             failed += self._is_far(solution.bound)
@@ -188,7 +191,7 @@ class Branching:
         self._weak = [each for each in every if each[1] in weak]
         heapify(self.left)
         heapify(self._weak)
-        return {count for _, count, _ in done}
+        return proven
 
     def _union(self, open_: Sequence[tuple[float, int, Open]]) -> tuple[Open, list[tuple[float, int, Open]]]:
         """(The union of the first of some cases and of others, its members): of those that differ from the first one in
