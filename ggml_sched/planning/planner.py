@@ -49,6 +49,8 @@ class Adopted(NamedTuple):
 
     data: PlanData
     order: tuple[int, ...] | None
+    epoch: int
+    """The planner's `devices.epoch()` when the plan was last verified."""
 
 
 Key: TypeAlias = tuple[object, ...]
@@ -117,8 +119,11 @@ class Planner:
     def reserve(self, plan: Plan, request: Request) -> None:
         """Keep a plan, for replay to graphs of the same wiring with no larger tensors.
 
-        The plan is not kept if one that was reserved before serves its request already.
+        The plan is not kept if one that was reserved before serves its request already, nor if it was adopted: a replay
+        trusts lifetimes, which the file of an adopted plan states, and `verify` does not check.
         """
+        if any(plan.data is adopted.data for adopted in self._adopted.values()):
+            return
         plans = self._reserved.setdefault(_reserved_key(plan.graph, request, self.policy), [])
         if _replay_any(request, plans, self.policy) is None:
             plans.append(plan.data)
@@ -129,7 +134,12 @@ class Planner:
         given = plan.given_graph
         order = None if plan.graph is given else tuple(given.position_of(node) for node in plan.graph.nodes)
         request = Request(given, self.devices, assigned)
-        self._adopted[self._key(given, request, self.policy)] = Adopted(plan.data, order)
+        self._adopted[self._adopted_key(given, request)] = Adopted(plan.data, order, self.devices.epoch())
+
+    def _adopted_key(self, graph: Graph, request: Request) -> Key:
+        """The key of an adopted plan: that of the plan cache without the epoch, because it is kept when backends change
+        their answers."""
+        return self._key(graph, request, self.policy)[:-1]
 
     def clear(self) -> None:
         """Drop every plan, and the support cache."""
@@ -140,9 +150,11 @@ class Planner:
 
     def _plan_adopted(self, graph: Graph, assigned: Mapping[Tensor, Backend],
                       held: HeldBytes) -> tuple[Plan, Request] | None:
-        """The adopted plan of an equal graph, and its request; None without one, OutOfMemory if it exceeds a budget."""
+        """The adopted plan of an equal graph, and its request; None without one.  OutOfMemory if it exceeds a budget,
+        HazardError if a backend that has changed its answers does not support it any more."""
         request = Request(graph, self.devices, assigned)
-        adopted = self._adopted.get(self._key(graph, request, self.policy))
+        key = self._adopted_key(graph, request)
+        adopted = self._adopted.get(key)
         if adopted is None:
             return None
         ordered = graph
@@ -153,6 +165,9 @@ class Planner:
             ordered = found
             request = Request(ordered, self.devices, assigned)
         plan = Plan(ordered, adopted.data, self.backends, self.policy_name, graph)
+        if adopted.epoch != self.devices.epoch():
+            plan.verify()
+            self._adopted[key] = adopted._replace(epoch=self.devices.epoch())
         excess = self._excess(plan, held)
         if excess is not None:
             raise excess

@@ -417,3 +417,67 @@ def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
     path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
     monkeypatch.setattr("ggml_sched.planning.planfile.MAX_FILE_BYTES", 1000)
     refused(path, graph, backends, gs.FileFormatError, "more than 1000 bytes")
+
+
+# -- adopted plans ---------------------------------------------------------------------------------------------------
+
+
+def sums(n):
+    """Seven nodes over vectors of n elements: (input, output, graph)."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", n, "x", input=True)
+    a, b, c = (ctx.scale(x, factor) for factor in (2.0, 3.0, 5.0))
+    out = ctx.set_output(ctx.add(ctx.add(ctx.add(ctx.add(a, b), c), a), b))
+    return x, out, gs.Graph(out)
+
+
+def test_lifetimes_of_a_plan_file_that_are_lies_give_no_smaller_graph_a_plan(tmp_path):
+    _, _, large = sums(1024)
+    with gs.CpuBackend(1) as cpu, gs.Scheduler([cpu]) as scheduler:
+        path = saved(scheduler.plan(large), tmp_path)
+        lies = json.loads(path.read_text())
+        lies["plan"]["death"] = [*lies["plan"]["birth"]]
+        path.write_text(json.dumps(lies))
+        scheduler.adopt(gs.load_plan(path, large, [cpu]))
+        scheduler.reserve(large)
+        x, out, small = sums(700)
+        scheduler.alloc(small).verify()
+        x.set(np.ones(700, np.float32))
+        scheduler.compute(small)
+        assert np.all(out.numpy() == 15)
+
+
+def test_an_adopted_plan_stays_when_backends_change_answers_and_assignments_their_order():
+    backends = device(gs.CpuBackend, "A"), device(gs.CpuBackend, "B")
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 64, "x", input=True)
+    y = ctx.scale(x, 2.0)
+    z = ctx.set_output(ctx.scale(y, 3.0))
+    graph = gs.Graph(z)
+    with gs.Scheduler(backends) as other, gs.Scheduler(backends) as scheduler:
+        for node, backend in ((y, backends[1]), (z, backends[0])):
+            other.set_tensor_backend(node, backend)
+        for node, backend in ((x, backends[0]), (y, backends[1])):
+            scheduler.set_tensor_backend(node, backend)
+        plan = other.plan(graph)
+        assert scheduler.plan(graph).backend_of(z) is backends[1]
+        scheduler.adopt(plan)
+        backends[0].answers_version += 1
+        assert scheduler.plan(graph).backend_of(z) is backends[0]
+        scheduler.set_tensor_backend(x, None)
+        scheduler.set_tensor_backend(x, backends[0])
+        assert scheduler.plan(graph).backend_of(z) is backends[0]
+
+
+def test_an_adopted_plan_that_a_backend_does_not_support_any_more_is_refused():
+    supported = [True]
+    backend = device(gs.CpuBackend, "A", answers={"supports_op": lambda inherited, node: supported[0]})
+    with backend, gs.CpuBackend(1, name="B") as host, gs.Scheduler([backend, host]) as scheduler:
+        _, _, graph = sums(16)
+        for node in graph.nodes:
+            scheduler.set_tensor_backend(node, backend)
+        scheduler.adopt(scheduler.plan(graph))
+        supported[0] = False
+        backend.answers_version += 1
+        with pytest.raises(gs.HazardError):
+            scheduler.plan(graph)

@@ -185,8 +185,10 @@ cdef class Request:
         for tensor, backend in assigned.items():
             i = self.graph.id_of(tensor)
             if i >= 0:
-                k = self.devices.index(backend)
-                r.p.assigned[i] = k
+                r.p.assigned[i] = self.devices.index(backend)
+        for i in range(r.g.n_tensors if assigned else 0):       # by id, whatever the order of the assignments
+            k = r.p.assigned[i]
+            if k >= 0:
                 self.key = gs_mix(self.key, (<uint64_t>i << 16) | <uint64_t>(k + 1) | <uint64_t>1 << 63)
         return 0
 
