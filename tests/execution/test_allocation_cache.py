@@ -264,3 +264,50 @@ def test_taking_turns_with_queued_computes(queued):
         scheduler.synchronize()
         assert two[1].numpy()[0] == 5**4
         assert made_and_freed(backend)[0] == 2
+
+
+# -- residents that an allocator has placed ---------------------------------------------------------------------------
+
+
+def test_a_tensor_that_its_allocator_has_moved_is_read_at_its_new_address():
+    with gs.CpuBackend(1) as cpu, gs.Scheduler([cpu]) as scheduler:
+        homes, ctx = gs.Context("L"), gs.Context()
+        moved, other = homes.tensor("f32", 4, "moved"), homes.tensor("f32", 64, "other")
+        allocator = gs.TensorAllocator(cpu.alloc_buffer(4096))
+        allocator.alloc(moved)
+        moved.set(np.ones(4, np.float32))
+        out = ctx.set_output(ctx.scale(moved, 10.0))
+        graph = gs.Graph(out)
+        scheduler.compute(graph)
+        before = moved.offset
+        allocator.reset()
+        for tensor, value in ((other, 7), (moved, 2)):
+            allocator.alloc(tensor)
+            tensor.set(np.full(tensor.ne[0], value, np.float32))
+        assert moved.offset != before
+        scheduler.compute(graph)
+        assert np.all(out.numpy() == 20)
+
+
+def test_a_kept_copy_of_an_allocators_tensor_is_made_again_after_a_node_has_written_to_it():
+    first, second = (device(gs.CpuBackend, name, reads=[]) for name in "AB")
+    weights, ctx = gs.Context("L"), gs.Context()
+    weight = weights.tensor("f32", 4, "weight")
+    buffer = first.alloc_buffer(1024)
+    buffer.usage = "weights"
+    gs.TensorAllocator(buffer).alloc(weight)
+    weight.set(np.ones(4, np.float32))
+    out = ctx.set_output(ctx.scale(weight, 10.0))
+    x = ctx.tensor("f32", 4, "x", input=True)
+    written = ctx.cpy(x, weight)
+    reads, writes = gs.Graph(out), gs.Graph(written)
+    with gs.Scheduler([first, second]) as reader, gs.Scheduler([first, second]) as writer:
+        reader.set_tensor_backend(out, second)
+        writer.set_tensor_backend(written, first)
+        reader.compute(reads)
+        assert np.all(out.numpy() == 10)
+        writer.alloc(writes)
+        x.set(np.full(4, 5, np.float32))
+        writer.compute(writes)
+        reader.compute(reads)
+        assert np.all(out.numpy() == 50)

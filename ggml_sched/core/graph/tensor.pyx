@@ -214,8 +214,8 @@ cdef class Tensor:
         self._offset = offset
         self.overwritten = False
         self._lease = lease
-        if lease is None:
-            self.context_state.epoch += 1
+        if lease is None or not lease.transient:
+            self.context_state.epoch += 1       # a resident, of which plans have to know
 
     @property
     def buffer(self):
