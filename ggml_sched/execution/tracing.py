@@ -147,10 +147,12 @@ def _value(recording: Recording, nodes: Sequence[tuple[int, int, int]], began: i
              if times[2 * k + 1]]
     last = max([recording.start, *times])
     returned = recording.stop or last
+    # A queued step that has failed has begun and not ended; the steps after it, and later computes, have not begun.
+    has_stopped = any(times[2 * k] and not times[2 * k + 1] for k in range(recording.n_steps))
     return TracedCompute(recording.plan, seconds(recording.start), seconds(min(last, returned)), seconds(returned),
                          seconds(max(last, returned)), tuple(sorted(steps, key=lambda span: span.start)),
                          tuple(Span(k, seconds(start), seconds(stop)) for k, start, stop in nodes),
-                         recording.has_failed)
+                         recording.has_failed or has_stopped or not steps and recording.n_steps > 0)
 
 
 def timed(trace: Trace, recording: Recording, tasks: Sequence[Task], steps: Sequence[BoundStep],

@@ -235,6 +235,24 @@ def test_a_compute_that_fails_has_the_steps_before_and_the_trace_goes_on():
         assert trace.measured()[0].computes == 1, "the first and the failed one do not count"
 
 
+def test_a_queued_compute_that_fails_has_failed_in_the_trace():
+    backends = [gs.CpuBackend(1, name="cpu0"), Gated("cpu1")]
+    chain = Chain(backends)
+
+    def fail(number):
+        raise RuntimeError("broken")
+
+    with chain.scheduler(backends) as scheduler:
+        chain.compute(scheduler, 0)
+        with pytest.raises(RuntimeError, match="broken"), scheduler.trace() as trace:
+            scheduler.compute_async(chain.graph)
+            scheduler.synchronize()
+            backends[1].before = fail
+            scheduler.compute_async(chain.graph)
+            scheduler.compute_async(chain.graph)
+        assert [compute.failed for compute in trace.computes] == [False, True, True]
+
+
 def test_the_error_of_a_queued_compute_is_raised_at_the_end_of_the_block():
     backend = Gated("cpu0")
     chain = Chain([backend])
