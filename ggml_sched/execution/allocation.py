@@ -84,8 +84,8 @@ class _Guard:
         if allocation is None:
             if node.buffer is None:
                 return          # its memory was taken back, which the caller of this guard raises
-            raise HazardError(f"the scheduler that has allocated {label(node)} ({node.op}) was freed: nothing says what "
-                              "its memory holds; keep the scheduler, or read results before")
+            raise HazardError(f"the scheduler that has allocated {label(node)} ({node.op}) was freed, and nothing says "
+                              "what its memory holds now; keep the scheduler, or read results before")
         i = allocation.id_of(node) if tensor.nbytes else -1
         if i >= 0 and allocation.data.is_inner(i):
             raise HazardError(

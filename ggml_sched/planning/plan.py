@@ -158,12 +158,10 @@ class Plan:
     @property
     def host_work_sizes(self) -> tuple[int, ...]:
         """Bytes of host memory that each backend needs besides buffers while it computes; see `Backend.host_work`."""
-        if self.data._host_work_sizes is None:
-            nodes: dict[Backend, list[Tensor]] = {backend: [] for backend in self.backends}
-            for b, start, stop, _ in self.data.splits:
-                nodes[self.backends[b]] += self.graph.nodes[start:stop]
-            self.data._host_work_sizes = tuple(backend.host_work(here) for backend, here in nodes.items())
-        return self.data._host_work_sizes
+        nodes: dict[Backend, list[Tensor]] = {backend: [] for backend in self.backends}
+        for b, start, stop, _ in self.data.splits:
+            nodes[self.backends[b]] += self.graph.nodes[start:stop]
+        return tuple(backend.host_work(here) for backend, here in nodes.items())
 
     @property
     def chunk_sizes(self) -> tuple[tuple[int, ...], ...]:

@@ -411,6 +411,21 @@ def test_an_array_that_the_host_cannot_hold_is_a_typed_error(ctx, monkeypatch):
         assert x.numpy().tolist() == [0] * 4
 
 
+def test_another_number_of_threads_is_checked_against_the_bound_of_host_memory():
+    ctx, graph, _ = chain("q8_0", 320)
+    with gs.CpuBackend(1) as backend:
+        place(ctx, backend, 64, 0)
+        enough = backend.host_work(graph.nodes)
+        with gs.Scheduler([backend], host_work={backend: enough}) as scheduler:
+            scheduler.alloc(graph)
+            backend.set_n_threads(4)
+            assert backend.host_work(graph.nodes) > enough
+            with pytest.raises(gs.OutOfMemory):
+                scheduler.alloc(graph)
+            backend.set_n_threads(1)
+            scheduler.alloc(graph)
+
+
 @pytest.mark.parametrize("n", [0, -1, 5000])
 def test_numbers_of_threads_out_of_range(n):
     with pytest.raises(ValueError):

@@ -210,8 +210,11 @@ class CpuBackend(HostBackend):
     # -- computing ----------------------------------------------------------------
 
     def set_n_threads(self, n: int) -> None:
-        """Use n threads from now on; results do not depend on n."""
-        self.n_threads = thread_count(n, MAX_THREADS)
+        """Use n threads from now on; results do not depend on n.  Graphs are planned again, because the memory that
+        kernels need (`host_work`) depends on n."""
+        before, self.n_threads = self.n_threads, thread_count(n, MAX_THREADS)
+        if self.n_threads != before and self.answers_version is not None:
+            self.answers_version += 1
         if self._pool is not None:
             self._pool.set_n_threads(self.n_threads)
 

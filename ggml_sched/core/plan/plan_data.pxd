@@ -11,6 +11,5 @@ cdef class PlanData:
     cdef tuple _chunk_sizes
     cdef public object _program         # cached program of this plan, or None
     cdef public object _work_sizes      # cached bytes of work memory that the backends want for this plan, or None
-    cdef public object _host_work_sizes # cached bytes of host memory that the backends want besides buffers, or None
     cdef void find_exclusive(self) noexcept
     cdef int check(self, int32_t i) except -1

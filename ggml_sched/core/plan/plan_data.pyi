@@ -14,7 +14,6 @@ from ggml_sched.planning.program import Program
 class PlanData:
     _program: Program | None
     _work_sizes: tuple[int, ...] | None
-    _host_work_sizes: tuple[int, ...] | None
     def arrays(self) -> dict[str, bytes]: ...
     n_tensors: Final[int]
     n_splits: Final[int]
