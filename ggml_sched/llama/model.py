@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack, overload
 
 import numpy as np
@@ -327,11 +327,17 @@ class Model:
 
     def close(self) -> None:
         """Free all memory; idempotent.  Backends that the caller passed stay open."""
-        if self.closed:
+        self._close()
+
+    def _close(self, spared: Items[Backend] = ()) -> None:
+        """Free all memory, and close the backends that `load` made; those in `spared` stay open until the next call."""
+        going = [backend for backend in self._owned if backend not in spared]
+        if self.closed and not going:
             return
-        with self._store.lock:
+        with nullcontext() if self.closed else self._store.lock:
             self._store.lock.closed = True
-            each([self._runner.close, *(backend.close for backend in self._owned)])
+            self._owned = [backend for backend in self._owned if backend in spared]
+            each([self._runner.close, *(backend.close for backend in going)])
 
     def moved(self, backends: Items[Backend]) -> Model:
         """Load this model again on other backends, evaluate the tokens of its sequences there, and close this one.
@@ -339,12 +345,14 @@ class Model:
 
         Raises ValueError if the model was read from a file object, which cannot be read again, and what `load` and
         `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
-        loaded, to free memory of the other backends; if loading fails, `moved` may be called again.
+        loaded, to free memory of the other backends; if loading fails, `moved` may be called again.  Backends that
+        `load` has made stay open until the new model is there, which then owns those of them that it uses.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")
+        backends = tuple(backends)
         if any(backend.lost is not None for backend in self.backends):
-            self.close()
+            self._close(self.backends)
         model = self._load_again(backends)
         try:
             for held, sequence in zip(self._sequences, model._sequences, strict=True):
@@ -353,6 +361,8 @@ class Model:
         except BaseException:
             model.close()
             raise
+        model._owned += [backend for backend in self._owned if backend in backends]
+        self._owned = [backend for backend in self._owned if backend not in backends]
         self.close()
         return model
 

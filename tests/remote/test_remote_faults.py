@@ -257,6 +257,32 @@ def test_a_model_that_has_lost_a_worker_is_moved_where_its_weights_have_room_onc
             assert np.array_equal(moved.eval([4]), want.eval([4]))
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_model_that_a_fit_has_placed_moves_with_the_host_that_load_has_made(lost):
+    data = llama.small_model()
+    with simulated(2) as cluster:
+        graphs = llama.model_graphs(data, 64, 32, backends=cluster.backends)
+        fit = gs.fit(graphs, [gs.Device(backend.name, 1 << 30, 1e9, 1e9, backend=backend)
+                              for backend in cluster.backends], gs.Link(5e8, 1e-6))
+        model = llama.load(data, cluster.backends, place=fit)
+        want = model.eval(TOKENS[:3])[-1]
+        model.truncate(2)
+        host = model.backends[-1]
+        assert host not in cluster.backends
+        if lost:
+            network = cluster.session.transport
+            network.begin(Faults(deaths={"w1": network.handled["w1"]}))
+            with pytest.raises(gs.BackendLost):
+                cluster.backends[1].ask("memory", 0)
+        rest = [backend for backend in model.backends if backend.lost is None]
+        assert len(rest) == 3 - lost
+        with gs.CpuBackend(1, name="small", memory=1 << 12) as small, pytest.raises(gs.OutOfMemory):
+            model.moved([small])
+        with model.moved(rest) as moved:
+            assert np.allclose(moved.eval(TOKENS[2:3])[0], want, atol=1e-4 * np.abs(want).max())
+        assert host.closed
+
+
 def test_a_lost_worker_does_not_keep_the_others_waiting(ctx):
     """Segments that were to come by way of a lost worker are given up."""
     with simulated(3, deadline=DEADLINE) as cluster:
