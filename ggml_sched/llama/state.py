@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ggml_sched._files import replace_file
+from ggml_sched.llama.builder import rope_factors
 from ggml_sched.llama.errors import StateFormatError
 from ggml_sched.llama.runner import Runner
 
@@ -63,12 +64,16 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
     """Three values that must be equal where a sequence is saved and restored: architecture, type of the cache, and a
-    hash of the hyperparameters and of the shapes of the weights."""
+    hash of the hyperparameters and of the shapes of the weights; with longrope also of which table of factors has
+    turned the keys, as the length of the context chooses it."""
     import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
         digest.update(f"{name} {tensor.ne}".encode())
+    factors = rope_factors(runner.hparams, runner.weights, runner.cache) if runner.hparams.longrope else None
+    if factors is not None:
+        digest.update(f"turned by {factors.name}".encode())
     return (runner.hparams.arch.encode()[:32].ljust(32, b"\0"),
             str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
@@ -94,7 +99,9 @@ def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytes,
         if theirs != ours:
             raise wrong(f"saved with {what} {_shown(theirs)}, this model has {_shown(ours)}")
     if facts != list(own):
-        raise wrong("saved by a model of other sizes")
+        raise wrong("saved by a model of other sizes" + (
+            f", or in a context on the other side of {runner.hparams.rope.n_ctx_orig} tokens, whose keys other factors "
+            "have turned" if runner.hparams.longrope and runner.hparams.rope is not None else ""))
     if (row_bytes, state_bytes) != runner.sizes():
         raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.sizes()}")
     if n > runner.cells.n_rows:

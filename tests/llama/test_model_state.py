@@ -94,6 +94,25 @@ def test_other_models_and_caches_are_named(load):
         assert model.sequence(0).tokens == [4] and model.n_free == 10
 
 
+def test_a_context_that_turns_keys_by_other_factors_is_refused():
+    data = random_model("phi3", 1, metadata={"context_length": 256, "rope.scaling.original_context_length": 64})
+    with llama.load(data, n_ctx=64) as model:
+        model.eval(TOKENS)
+        state = saved(model.sequence(0))
+        expected = model.eval([7])
+    with llama.load(data, n_ctx=32) as model:
+        model.restore(io.BytesIO(state))
+        assert np.allclose(model.eval([7]), expected, atol=1e-4 * np.abs(expected).max())
+    with llama.load(data, n_ctx=128) as longer, llama.load(data, n_ctx=256) as longest:
+        longer.eval([1, 2])
+        with pytest.raises(StateFormatError, match="on the other side of 64 tokens"):
+            longer.restore(io.BytesIO(state))
+        assert longer.n_past == 2
+        longest.restore(io.BytesIO(saved(longer.sequence(0))))
+        expected = longer.eval([3])
+        assert np.allclose(longest.eval([3]), expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_every_truncation_and_every_flipped_bit_is_refused(load, tmp_path):
     rng = random.Random(1)
     with load(SMALL, n_ctx=16) as model:
