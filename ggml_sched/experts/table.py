@@ -84,10 +84,11 @@ class SlotTable:
         n -= self.n_slots - int(self.held.sum())
         if n <= 0:
             return []
-        costs = np.where(self.held, self._order.costs(bank), -np.inf)
-        costs[bank, used] = -np.inf
-        first = np.argsort(-costs, axis=None, kind="stable")[:n]
-        return [(int(k) // costs.shape[1], int(k) % costs.shape[1]) for k in first]
+        may_go = self.held.copy()
+        may_go[bank, used] = False
+        costs = np.broadcast_to(np.asarray(self._order.costs(bank), np.float64), may_go.shape)
+        first = np.argsort(-costs[may_go], kind="stable")[:n]       # NaN last
+        return [(int(b), int(e)) for b, e in np.argwhere(may_go)[first]]
 
     def put(self, bank: int, expert: int) -> None:
         """Note that an expert is in a slot now."""

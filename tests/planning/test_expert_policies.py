@@ -90,6 +90,41 @@ def test_no_expert_of_the_present_visit_goes_and_slots_are_never_exceeded(policy
         assert table.held.sum() <= 5 and table.held[visit.bank, visit.used].all()
 
 
+class Costs:
+    """A policy of constant costs, and its order."""
+
+    def __init__(self, costs):
+        self._costs = np.array(costs)
+
+    def begin(self, n_banks, n_experts, n_slots):
+        return self
+
+    def use(self, bank, experts):
+        pass
+
+    def costs(self, bank):
+        return self._costs
+
+
+@pytest.mark.parametrize(("costs", "gone"), [
+    (np.zeros((2, 4)), [(0, 0), (0, 2)]), (np.full((2, 4), -np.inf), [(0, 0), (0, 2)]),
+    (np.full((2, 4), np.nan), [(0, 0), (0, 2)]), (np.full((2, 4), np.inf), [(0, 0), (0, 2)]),
+    (np.zeros((2, 4), np.uint8), [(0, 0), (0, 2)]),
+    ([[np.nan, 9, -np.inf, 9], [9, 9, 9, 9]], [(0, 2), (0, 0)]),
+    ([[np.nan, 9, np.inf, 9], [9, 9, 9, 1]], [(0, 2), (0, 0)]),
+])
+def test_whatever_the_costs_only_experts_with_a_slot_that_are_not_used_give_it_up(costs, gone):
+    table = SlotTable(2, 4, 4, Costs(costs))
+    for bank, expert in ((0, 0), (0, 2), (1, 1), (1, 3)):
+        table.put(bank, expert)
+    going = []
+    for expert, pair in table.visit(1, [0, 1, 2, 3]):
+        going.append(pair)
+        table.put(1, expert)
+        assert table.held.sum() == 4
+    assert going == gone and table.held[1].all()
+
+
 def test_an_expert_that_did_not_arrive_is_missing_at_the_next_visit():
     table = SlotTable(1, 4, 2, LeastRecentlyUsed())
     assert next(table.visit(0, [1, 2])) == (1, None)
