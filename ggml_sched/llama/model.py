@@ -22,7 +22,7 @@ from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.memory import Memory, memory_of
 from ggml_sched.llama.runner import Runner
 from ggml_sched.llama.sampling import SamplerOptions
-from ggml_sched.llama.sequences import Sequence, SequenceStore
+from ggml_sched.llama.sequences import Sequence, SequenceStore, evaluate_again
 from ggml_sched.llama.text.chat import ChatTemplate
 from ggml_sched.llama.text.tokenizer import Tokenizer
 
@@ -355,9 +355,7 @@ class Model:
             self._close(self.backends)
         model = self._load_again(backends)
         try:
-            for held, sequence in zip(self._sequences, model._sequences, strict=True):
-                if held.tokens:
-                    sequence.eval(held.tokens, last_only=True)
+            evaluate_again(model._sequences, [held.tokens for held in self._sequences])
         except BaseException:
             model.close()
             raise

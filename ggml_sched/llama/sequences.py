@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.model import Ids, Model
     from ggml_sched.llama.state import File
 
-__all__ = ["Sequence", "SequenceStore"]
+__all__ = ["Sequence", "SequenceStore", "evaluate_again"]
 
 
 class SequenceStore:
@@ -454,3 +454,29 @@ class Sequence:
                 self._store.versions[i] += 1
 
             self._store.transaction(take, undo)
+
+
+def evaluate_again(sequences: Items[Sequence], tokens: Items[list[int]]) -> None:
+    """Evaluate a list of tokens in each of some empty sequences of one model.  A beginning that lists have in common is
+    evaluated once, and its rows are shared: so the lists fit where sequences with these tokens have fitted before."""
+    given = sorted(((ids, i) for i, ids in enumerate(tokens) if ids), key=lambda pair: pair[0])
+    groups = [(given, 0)] if given else []
+    while groups:
+        # Of a group of ascending lists the first n tokens are equal, and evaluated in the sequence of its first list.
+        group, n = groups.pop()
+        (first, i), last = group[0], group[-1][0]
+        end = n
+        while end < len(first) and first[end] == last[end]:
+            end += 1
+        if end > n:
+            sequences[i].eval(first[n:end], last_only=True)
+        parts: dict[int | None, list[tuple[list[int], int]]] = {}
+        for pair in group:
+            parts.setdefault(pair[0][end] if end < len(pair[0]) else None, []).append(pair)
+        for part in parts.values():
+            ended = len(part[0][0]) == end
+            for _, other in part if ended else part[:1]:
+                if other != i:
+                    sequences[i].copy_to(sequences[other])
+            if not ended:
+                groups.append((part, end))

@@ -1,11 +1,12 @@
 """A model that moves to other backends: its sequences go on there, and each backend has one owner."""
 
+import random
 import sys
 
 import numpy as np
 import pytest
 from devices import device
-from small_llama import SMALL, TOKENS
+from small_llama import MAMBA, SMALL, TOKENS
 
 import ggml_sched as gs
 from ggml_sched import llama
@@ -73,3 +74,29 @@ def test_a_closed_model_closes_what_a_move_in_vain_has_left_open(own):
     assert model.closed and not own[0].closed
     model.close()
     assert own[0].closed
+
+
+@pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_that_sequences_share_need_rows_once(data, seed):
+    rng = random.Random(seed)
+    with gs.CpuBackend(1, name="a") as backend:
+        model = llama.load(data, [backend], n_ctx=64, n_seq=8)
+        model.sequence(7).eval(TOKENS[:5])
+        while model.n_free:
+            i, other = rng.sample(range(7), 2)
+            model.sequence(i).eval([rng.randrange(64) for _ in range(rng.randint(1, min(model.n_free, 10)))])
+            if rng.random() < 0.6:
+                model.sequence(i).copy_to(other)
+        tokens = [model.sequence(i).tokens for i in range(8)]
+        assert sum(map(len, tokens)) > 64
+        with model.moved([backend]) as moved:
+            assert [moved.sequence(i).tokens for i in range(8)] == tokens
+            moved.sequence(7).reset()
+            for i, ids in enumerate(tokens[:7]):
+                with llama.load(data, [backend], n_ctx=64) as alone:
+                    want = alone.eval([*ids, 3], last_only=True) if len(ids) < 64 else None
+                if want is not None:
+                    kept = moved.sequence(i).eval([3])
+                    assert np.abs(kept - want).max() <= 1e-4 * np.abs(want).max()
+                    moved.sequence(i).reset()
