@@ -64,13 +64,14 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
     """Three values that must be equal where a sequence is saved and restored: architecture, type of the cache, and a
-    hash of the hyperparameters and of the shapes of the weights; with longrope also of which table of factors has
+    hash of the hyperparameters and of the shapes of the file's weights; with longrope also of which table of factors has
     turned the keys, as the length of the context chooses it."""
     import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())
     for name, tensor in sorted(runner.weights.tensors.items()):
-        digest.update(f"{name} {tensor.ne}".encode())
+        if name not in runner.weights.twins:
+            digest.update(f"{name} {tensor.ne}".encode())
     factors = rope_factors(runner.hparams, runner.weights, runner.cache) if runner.hparams.longrope else None
     if factors is not None:
         digest.update(f"turned by {factors.name}".encode())

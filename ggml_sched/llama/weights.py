@@ -65,6 +65,8 @@ class Weights:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.twins: frozenset[str] = frozenset()
+        """Names of weights that the file does not have: each is a second copy of another one."""
         self.contexts: dict[Backend, Context] = {}
         self.buffers: dict[Backend, list[Buffer]] = {}
         self.mapped: dict[Backend, bool] = {}
@@ -109,6 +111,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
     """
     weights = Weights()
+    weights.twins = frozenset(twins or ())
     try:
         groups = grouped(file, specs, place, ignored, twins)
         slotted = frozenset() if slots is None else slots.names
