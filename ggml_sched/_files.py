@@ -1,13 +1,18 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and streams whose calls move fewer bytes than they are asked for."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import get_ident
+from typing import IO
 
-__all__ = ["replace_file", "write_text"]
+__all__ = ["read_up_to", "replace_file", "write_all", "write_text"]
+
+CHUNK = 1 << 24
+"""Bytes that are read at a time, so that a wrong size allocates no more than a file has."""
 
 
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
@@ -28,3 +33,29 @@ def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, as `replace_file` does."""
     replace_file(path, [text.encode()])
+
+
+def write_all(file: IO[bytes], data: bytes | bytearray | memoryview) -> None:
+    """Write all bytes to a binary file; one call of a raw file may write fewer.  BlockingIOError if one writes none."""
+    left = data
+    while len(left):
+        n = file.write(left)
+        if n is None and not isinstance(file, io.RawIOBase):
+            return      # a file of the caller's own, whose `write` returns nothing
+        if not n:
+            raise BlockingIOError(f"{len(left)} bytes are left, and none were written")
+        left = memoryview(left)[n:]
+
+
+def read_up_to(file: IO[bytes], n: int) -> bytearray:
+    """The next n bytes of a binary file, or as many as there are; one call of a raw file may read fewer.
+    BlockingIOError where a raw file has none yet; no bytes for a file of text."""
+    data = bytearray()
+    while len(data) < n:
+        part = file.read(min(n - len(data), CHUNK))
+        if part is None:
+            raise BlockingIOError(f"{n - len(data)} bytes are left to read, and none are there yet")
+        if not part or not isinstance(part, bytes):
+            break
+        data += part
+    return data

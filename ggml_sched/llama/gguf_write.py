@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
+from ggml_sched._files import write_all
 from ggml_sched._graph import Type
 from ggml_sched.graph import hostdata
 from ggml_sched.llama.gguf import DEFAULT_ALIGNMENT, DTYPES, MAGIC, SCALARS, Array, Kind
@@ -57,11 +58,11 @@ def write_gguf(file: File, metadata: Mapping[str, Any], tensors: Mapping[str, We
 
 def _write(out: IO[bytes], head: bytearray, entries: Sequence[tuple[str, Type, tuple[int, ...], memoryview]],
            alignment: int) -> None:
-    out.write(head + bytes(_padded(len(head), alignment) - len(head)))
+    write_all(out, bytes(head) + bytes(_padded(len(head), alignment) - len(head)))
     for *_, data in entries:
         for start in range(0, len(data), CHUNK):
-            out.write(data[start : start + CHUNK])
-        out.write(bytes(_padded(len(data), alignment) - len(data)))
+            write_all(out, data[start : start + CHUNK])
+        write_all(out, bytes(_padded(len(data), alignment) - len(data)))
 
 
 def _padded(size: int, alignment: int) -> int:

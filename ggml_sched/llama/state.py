@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from ggml_sched._files import replace_file
+from ggml_sched._files import read_up_to, replace_file, write_all
 from ggml_sched.llama.builder import rope_factors
-from ggml_sched.llama.errors import StateFormatError
+from ggml_sched.llama.errors import ContextFull, StateFormatError
 from ggml_sched.llama.runner import Runner
 
 if TYPE_CHECKING:
@@ -42,15 +42,16 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
     head = HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)
     if hasattr(target, "write"):
         for part in (head, *body):
-            target.write(part)
+            write_all(cast("IO[bytes]", target), part)
         return
     replace_file(target, [head, *body])
 
 
-def read(source: File, runner: Runner) -> tuple[list[int], bytes, bytes]:
+def read(source: File, runner: Runner) -> tuple[list[int], bytearray, bytearray]:
     """(token ids, bytes of rows, bytes of the state) of a saved sequence; `Runner.write` takes the bytes.
 
-    StateFormatError for an invalid file, or the file of another model.
+    StateFormatError for an invalid file, or the file of another model; ContextFull for more tokens than the cache has
+    rows.
     """
     if hasattr(source, "read"):
         return _read(cast("IO[bytes]", source), "the saved sequence", runner)
@@ -79,14 +80,14 @@ def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
             str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
 
-def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytes, bytes]:
+def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytearray, bytearray]:
 
     def wrong(what: str) -> StateFormatError:
         return StateFormatError(f"{name}: {what}")
 
-    def take(n: int, what: str) -> bytes:
-        data = file.read(n)
-        if not isinstance(data, bytes) or len(data) != n:
+    def take(n: int, what: str) -> bytearray:
+        data = read_up_to(file, n)
+        if len(data) != n:
             raise wrong(f"{n} bytes of {what} are needed, {len(data)} are there")
         return data
 
@@ -105,8 +106,6 @@ def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytes,
             "have turned" if runner.hparams.longrope and runner.hparams.rope is not None else ""))
     if (row_bytes, state_bytes) != runner.sizes():
         raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.sizes()}")
-    if n > runner.cells.n_rows:
-        raise wrong(f"{n} tokens, in a context of {runner.cells.n_rows}")
     body = [take(4 * n, "tokens"), take(row_bytes * n, "rows"), take(state_bytes, "state")]
     found = 0
     for part in body:
@@ -116,6 +115,9 @@ def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytes,
     ids = np.frombuffer(body[0], "<i4")
     if n and not 0 <= ids.min() <= ids.max() < runner.hparams.n_vocab:
         raise wrong(f"a token is not in 0 .. {runner.hparams.n_vocab - 1}")
+    if n > runner.cells.n_rows:
+        raise ContextFull(f"{name}: {n} tokens do not fit a context of {runner.cells.n_rows}", 0, n,
+                          runner.cells.n_rows)
     return ids.tolist(), body[1], body[2]
 
 

@@ -1,11 +1,13 @@
-"""Files that are replaced whole: what is there before the last byte, after an error, and between several writers."""
+"""Files that are replaced whole: what is there before the last byte, after an error, and between several writers; and
+streams whose calls move few bytes."""
 
+import io
 import os
 import threading
 
 import pytest
 
-from ggml_sched._files import replace_file, write_text
+from ggml_sched._files import read_up_to, replace_file, write_all, write_text
 
 
 def test_a_file_is_replaced_when_its_last_part_is_written(tmp_path):
@@ -57,3 +59,57 @@ def test_threads_that_write_one_path_leave_the_whole_file_of_one_of_them(tmp_pat
         thread.join(60)
     assert path.read_bytes() in (b"a" * 2000, b"b" * 2000)
     assert os.listdir(tmp_path) == ["plan.json"]
+
+
+class Slow(io.RawIOBase):
+    """A raw file that moves `step` bytes a call; None a call if `step` is None."""
+
+    def __init__(self, data=b"", step=3):
+        self.data, self.step, self.at = bytearray(data), step, 0
+
+    def readable(self):
+        return True
+
+    def writable(self):
+        return True
+
+    def readinto(self, room):
+        if self.step is None:
+            return None
+        part = self.data[self.at : self.at + min(self.step, len(room))]
+        room[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+    def write(self, data):
+        if self.step is None:
+            return None
+        self.data += bytes(data[: self.step])
+        return min(self.step, len(data))
+
+
+def test_streams_that_move_few_bytes_a_call_move_all():
+    file = Slow()
+    write_all(file, b"0123456789")
+    write_all(file, b"")
+    assert file.data == b"0123456789"
+    assert read_up_to(file, 4) == b"0123" and read_up_to(file, 100) == b"456789" and read_up_to(file, 1) == b""
+    assert read_up_to(io.StringIO("text"), 2) == b""
+    blocked = Slow(step=None)
+    with pytest.raises(BlockingIOError, match="10 bytes are left"):
+        write_all(blocked, b"0123456789")
+    with pytest.raises(BlockingIOError, match="5 bytes are left"):
+        read_up_to(blocked, 5)
+
+
+def test_a_file_of_the_caller_s_own_may_return_nothing_from_write():
+    class Kept:
+        def __init__(self):
+            self.data = b""
+
+        def write(self, data):
+            self.data += data
+
+    file = Kept()
+    write_all(file, b"0123456789")
+    assert file.data == b"0123456789"
