@@ -41,7 +41,7 @@ class KVCache:
     """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where the layer has none.
 
     `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: the layout for flash
-    attention, with V not transposed.  ValueError for a type that the layout, or the width of the rows, does not allow;
+    attention, with V not transposed.  ValueError for a type that the layout, or the width of the heads, does not allow;
     OutOfMemory and PlacementError as backends raise them.
     """
 
@@ -69,8 +69,11 @@ class KVCache:
                         ("k", self.k, kv_type, layer.n_embd_k, n_ctx), ("v", self.v, kv_type, layer.n_embd_v, n_ctx),
                         ("r", self.r, Type.F32, (ssm.n_conv - 1) * ssm.n_inner if ssm else 0, n_seq),
                         ("s", self.s, Type.F32, ssm.n_state * ssm.n_inner if ssm else 0, n_seq)):
-                    if width % element.block_size:
-                        raise ValueError(f"rows of {width} elements do not hold whole blocks of {element}")
+                    # Attention views each head of a row.
+                    head = width // max(layer.n_head_kv, 1)
+                    if head % element.block_size:
+                        raise ValueError(f"heads of {head} elements do not hold whole blocks of {element}, which are "
+                                         f"{element.block_size} elements each")
                     tensors.append(self._tensor(place, f"cache_{letter}_l{i}", i, element, width, n_rows)
                                    if width else None)
             for backend, ctx in self.contexts.items():

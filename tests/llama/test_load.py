@@ -9,7 +9,7 @@ from devices import device, poisoned
 from small_llama import SHAPES
 
 import ggml_sched as gs
-from ggml_sched.llama import load, random_llama
+from ggml_sched.llama import load, model_graphs, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
 from ggml_sched.llama.load import trained_context
 
@@ -58,6 +58,12 @@ def test_types_of_blocks_need_attention_in_one_node():
         assert np.abs(model.eval(TOKENS) - expected).max() <= 0.05 * np.abs(expected).max()
     with pytest.raises(ValueError, match="flash"):
         load(data, n_ctx=32, kv_type="q8_0", flash=False)
+    narrow = random_llama(1, **{**SHAPES, "n_embd": 64})
+    for flash in (None, True):
+        with pytest.raises(ValueError, match="heads of 16 elements do not hold whole blocks of q8_0"):
+            load(narrow, n_ctx=32, kv_type="q8_0", flash=flash)
+    with pytest.raises(ValueError, match="heads of 16 elements"):
+        model_graphs(narrow, 32, 4, kv_type="q8_0")
 
 
 def test_where_a_full_context_has_no_memory_short_texts_still_fit():
