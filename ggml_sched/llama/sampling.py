@@ -29,6 +29,8 @@ ROWS = 64
 """`top` takes the maximum of every ROWS logits.  The maxima give a bound that few logits exceed, and `top` sorts only
 those few."""
 MAX_HISTORY = 1 << 24
+MAX_TOKEN = (1 << 31) - 1
+"""The largest token id of any vocabulary."""
 
 
 def greedy(logits: np.ndarray) -> int:
@@ -102,7 +104,7 @@ class Sampler:
 
     def accept(self, *tokens: int) -> None:
         """Add tokens that this sampler did not choose to the history; all are checked before any is added."""
-        self._history.extend([count("a token id", token, 0) for token in tokens])
+        self._history.extend([count("a token id", token, 0, MAX_TOKEN) for token in tokens])
 
     def __call__(self, logits: np.ndarray) -> int:
         """Choose a token, and add it to the history.  SamplingError for NaN, and where no token is left to choose."""
@@ -239,6 +241,8 @@ def _number(name: str, value: float, low: float = -math.inf, high: float = math.
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is a number, not {type(value).__name__}") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high or above and number == low:
         bounds = [f"{'above' if above else 'at least'} {low:g}"] if math.isfinite(low) else []
         bounds += [f"at most {high:g}"] if math.isfinite(high) else []
@@ -253,6 +257,6 @@ def _bias(bias: Mapping[int, float] | None) -> dict[int, float]:
         raise TypeError(f"logit_bias is a dict of token ids and numbers, not {type(bias).__name__}")
     checked = {}
     for token, value in bias.items():
-        token = count("a token id of logit_bias", token, 0)
+        token = count("a token id of logit_bias", token, 0, MAX_TOKEN)
         checked[token] = -math.inf if value == -math.inf else _number(f"logit_bias[{token}]", value)
     return checked

@@ -228,7 +228,8 @@ def test_logits_without_a_choice(sampler):
     ("top_p", 1.01), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1), ("repeat_penalty", 0.0),
     ("repeat_penalty", -1.0), ("repeat_penalty", math.inf), ("presence_penalty", math.nan),
     ("frequency_penalty", math.inf), ("penalty_last_n", -2), ("penalty_last_n", 1 << 40), ("seed", -1),
-    ("logit_bias", {-1: 0.0}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: math.inf})])
+    pytest.param("temperature", 10**400, id="temperature-huge"), ("logit_bias", {-1: 0.0}),
+    ("logit_bias", {1 << 31: 0.0}), ("logit_bias", {1 << 70: 0.0}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: math.inf})])
 def test_wrong_numbers_are_named(option, value):
     with pytest.raises(ValueError, match=option):
         Sampler(**{option: value})
@@ -244,7 +245,8 @@ def test_wrong_types_are_named(option, value):
 
 def test_wrong_tokens_are_not_remembered():
     sampler = Sampler()
-    for wrong, error in ((-1, ValueError), (1.0, TypeError), ("1", TypeError)):
+    for wrong, error in ((-1, ValueError), (1 << 31, ValueError), (1 << 70, ValueError),
+                         (1.0, TypeError), ("1", TypeError)):
         with pytest.raises(error, match="a token id"):
             sampler.accept(1, wrong)
     assert sampler.history == []
