@@ -128,21 +128,21 @@ class Mixture:
     """
 
     fixed: float = 0.5
-    profile: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    profile: npt.ArrayLike | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.fixed <= 1:
             raise ValueError(f"the fixed part of the slots is between 0 and 1, not {self.fixed}")
 
     def begin(self, n_banks: int, n_experts: int, n_slots: int) -> Order:
-        profile = self.profile
+        profile = None if self.profile is None else np.asarray(self.profile, np.int64)
         if profile is not None and profile.shape != (n_banks, n_experts):
             raise ValueError(f"a profile of {list(profile.shape)} banks and experts for a model of "
                              f"{[n_banks, n_experts]}")
         return _Mixed(n_banks, n_experts, int(self.fixed * n_slots), profile)
 
 
-def Static(profile: npt.NDArray[np.int64]) -> Mixture:
+def Static(profile: npt.ArrayLike) -> Mixture:
     """The policy that keeps the experts with the most uses in a profile, i64 [banks, experts].
 
     Any other expert has a slot only while its layer needs it.

@@ -76,6 +76,11 @@ def test_static_keeps_the_most_used_of_a_profile_and_a_mixture_keeps_half():
     assert {(0, 1), (1, 2)} <= kept(Static(profile), made, 3)
     assert (0, 1) in kept(Mixture(0.5, profile), made, 2)
     assert (0, 1) not in kept(LeastRecentlyUsed(), made, 2)
+    for other in (profile.tolist(), profile.astype(np.uint32)):
+        assert replay(made, Static(other), 3) == replay(made, Static(profile), 3)
+    for wrong in ([[1, 2]], profile[0], [[0] * 4] * 3):
+        with pytest.raises(ValueError, match="a profile of"):
+            replay(made, Static(wrong), 3)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
