@@ -36,6 +36,7 @@ def write_gguf(file: File, metadata: Mapping[str, Any], tensors: Mapping[str, We
     `metadata` values: bool, int (u32, or the smallest of i32, u64 and i64 that holds it), float (f32), str,
     lists and numpy arrays of one of these, or `(Kind, value)`.  `tensors` maps names to numpy arrays (f32,
     f16, f64 or signed ints; their shape is `ne` reversed) or to `(type, ne, bytes)`, `ne` innermost first.
+    ValueError for metadata that its type does not hold, TypeError for a type that GGUF does not have.
     """
     metadata = dict(metadata)
     if alignment != DEFAULT_ALIGNMENT:
@@ -97,7 +98,10 @@ def _payload(key: str, kind: Kind, value: Any) -> bytes:
     if kind is Kind.STRING:
         return _string(value)
     if kind is not Kind.ARRAY:
-        return SCALARS[kind].pack(value)
+        try:
+            return SCALARS[kind].pack(value)
+        except (struct.error, OverflowError):
+            raise ValueError(f"metadata {key!r}: {value!r} is no {kind.name}") from None
     if isinstance(value, Array) and value.kind in DTYPES:
         value = value.numpy()
     if isinstance(value, np.ndarray):

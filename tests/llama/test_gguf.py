@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_llama import written
 
 import ggml_sched as gs
-from ggml_sched.llama import gguf, load, open_gguf, random_llama
+from ggml_sched.llama import gguf, load, open_gguf, random_llama, write_gguf
 from ggml_sched.llama.gguf import Kind
 
 SHAPES = {"n_vocab": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_ff": 32}
@@ -311,3 +311,10 @@ def test_the_writer_refuses_what_gguf_cannot_hold():
             written(metadata, tensors)
     with pytest.raises(ValueError, match="bytes"):
         written({}, {"t": ("q8_0", (32,), bytes(33))})
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, [1 << 63, -1], (Kind.U8, 256), (Kind.I16, -40000), 1e39,
+                                   [1.0, 1e39], (Kind.U32, "x")], ids=repr)
+def test_metadata_that_its_type_does_not_hold_is_named(value):
+    with pytest.raises(ValueError, match="metadata 'some.key': .* is no (U8|I16|U32|U64|I64|F32)"):
+        write_gguf(io.BytesIO(), {"some.key": value}, {})
