@@ -174,11 +174,14 @@ class SequenceStore:
         """Make a batch of pairs (sequence, tokens); the last token of each pair is an output."""
         tokens, positions, sequences, outputs, n = [], [], [], [], 0
         past: dict[int, int] = {}
-        try:
-            pairs = [(i, given) for i, given in parts]
-        except (TypeError, ValueError):
-            raise TypeError("a batch is a Batch, or pairs of a sequence's number and its tokens") from None
-        for i, given in pairs:
+        wrong = "a batch is a Batch, or pairs of a sequence's number and its tokens"
+        if not isinstance(parts, Iterable):
+            raise TypeError(wrong)
+        for part in parts:
+            try:
+                i, given = part
+            except (TypeError, ValueError):
+                raise TypeError(wrong) from None
             i, ids = self.checked_index(i), checked_tokens(given, self.n_vocab)
             if not len(ids):
                 raise ValueError(f"no tokens for sequence {i}")

@@ -107,10 +107,25 @@ def test_wrong_pairs_change_nothing(load):
             with pytest.raises(kind):
                 model.eval_batch(parts)
             assert (model.n_past, model.sequence(1).n_past, model.n_free) == (2, 0, 6)
+        for parts in (7, [(0,)], [(0, [1], 2)], [0]):
+            with pytest.raises(TypeError, match="pairs of a sequence's number and its tokens"):
+                model.eval_batch(parts)
         with pytest.raises(ValueError, match="n_seq"):
             model.sequence(2)
         with pytest.raises(ContextFull, match="7 tokens after 0 .* 8, of which 2 rows are in use"):
             model.sequence(1).eval([1] * 7)
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError])
+def test_an_error_of_the_caller_s_generator_of_pairs_is_the_caller_s(load, kind):
+    def pairs():
+        yield 0, [1]
+        raise kind("mine")
+
+    with load(SMALL, n_ctx=8) as model:
+        with pytest.raises(kind, match="mine"):
+            model.eval_batch(pairs())
+        assert model.n_past == 0 and model.eval_batch(iter([(0, [1])])).shape == (1, 64)
 
 
 def test_a_truncated_sequence_goes_on_from_there(load, alone):
