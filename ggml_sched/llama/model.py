@@ -139,13 +139,14 @@ class Model:
 
         `r.save(path)` writes a file that `ggml-sched experts` replays.  Nodes that choose experts are observed, which
         takes time.  An evaluation that fails is recorded, too, up to where it fails.  RuntimeError if the model is
-        recorded already.
+        recorded already, ModelClosed if it is closed.
         """
         from ggml_sched.llama.routing import Recorder
 
-        if self._runner.recorder is not None:
-            raise RuntimeError("the experts of this model are recorded already")
-        recorder = self._runner.recorder = Recorder(self.weights.tensors)
+        with self._store.lock:
+            if self._runner.recorder is not None:
+                raise RuntimeError("the experts of this model are recorded already")
+            recorder = self._runner.recorder = Recorder(self.weights.tensors)
         try:
             yield recorder.recording
         finally:

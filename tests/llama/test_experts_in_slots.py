@@ -10,7 +10,7 @@ from ggml_here import IS_HERE, WHY_NOT, backend
 import ggml_sched as gs
 from ggml_sched.backends.store import has_slots
 from ggml_sched.experts import LeastFrequentlyUsed, LeastRecentlyUsed, Mixture, Routing, Static, bound, replay
-from ggml_sched.llama import load, random_llama
+from ggml_sched.llama import ModelClosed, load, random_llama
 from ggml_sched.planning.program import Fetch, FetchExperts
 from ggml_sched.testing.disk import KINDS, DiskFaults
 
@@ -228,6 +228,8 @@ def test_a_profile_of_a_recording_serves_the_next_run(path):
 def test_a_model_is_recorded_once_at_a_time_and_one_without_experts_has_nothing_to_record(path):
     with load(path, n_threads=1, **OPTIONS) as model, model.record_experts(), \
             pytest.raises(RuntimeError, match="already"), model.record_experts():
+        pass
+    with pytest.raises(ModelClosed), model.record_experts():
         pass
     with load(random_llama(1), n_threads=1, **OPTIONS) as model, model.record_experts() as recording:
         model.eval([1])
