@@ -23,10 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table.  Raises FileFormatError, OSError, or ValueError for fewer slots than a visit needs."""
+    """Print the table.  Raises FileFormatError, OSError, or ValueError for fewer slots than 1 or than a visit needs."""
     from ggml_sched.experts import Policy, Routing, Static, bound, policy_named, replay
     from ggml_sched.planning.tables import table
 
+    if args.slots and min(args.slots) < 1:
+        raise ValueError(f"--slots {min(args.slots)}: not a number of slots")
     recording = Routing.load(args.file)
     total = sum(bank.n_experts for bank in recording.banks)
     least = max((len(visit.used) for visit in recording.visits), default=1)

@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     llama.Sampler(**sampling)       # raises for wrong values before the model is loaded
     if args.trace_nodes and not args.trace:
         raise ValueError("--trace-nodes says what --trace writes, and there is no --trace FILE")
+    if args.fit and args.memory is not None:
+        raise ValueError("--fit places the model in the memory that the backends have: it takes no --memory")
     with ExitStack() as stack:
         named = _opened(args, stack)
         source = _source(args.model)
@@ -249,13 +251,13 @@ def _stream(generation: Generation[Any], opening: Callable[[], object], ids: boo
 
     `opening` is called before each piece, and at the end.  `ids`: the pieces are token ids.
     """
-    code = 0
+    code = n = 0
     try:
-        for i, piece in enumerate(generation):
+        for n, piece in enumerate(generation, 1):
             opening()
-            _write(("generated: " if ids and not i else "," if ids else "") + str(piece))
+            _write(("generated: " if ids and n == 1 else "," if ids else "") + str(piece))
         opening()
-        if ids and not generation.tokens:
+        if ids and not n:
             _write("generated: nothing")
     except KeyboardInterrupt:
         code = 130

@@ -156,9 +156,19 @@ def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_co
     assert "'much' is no size" in capsys.readouterr().err
 
 
+def test_a_fit_takes_no_limit_of_the_process_and_says_so_before_it_measures(model_file, capsys, monkeypatch):
+    def measured_devices(backends):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(measured, "measured_devices", measured_devices)
+    assert cli.main(["run", str(model_file), "--tokens", "1", "--fit", "--memory", "1GiB"]) == 1
+    assert "it takes no --memory" in capsys.readouterr().err
+
+
 def test_nothing_to_generate(model_file, capsys):
     out, err = run(capsys, model_file, "--tokens", "1,2", "-n", 0, "--stats")
     assert out == "generated: nothing\n" and "prompt" in err
+    assert run(capsys, model_file, "--tokens", "1,2", "-n", 0, "--echo")[0] == "generated: 1,2\n"
     assert run(capsys, "-p", "import", "-n", 0)[0] == "\n"
 
 
