@@ -65,8 +65,8 @@ def read(source: File, runner: Runner) -> tuple[list[int], bytearray, bytearray]
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
     """Three values that must be equal where a sequence is saved and restored: architecture, type of the cache, and a
-    hash of the hyperparameters and of the shapes of the file's weights; with longrope also of which table of factors has
-    turned the keys, as the length of the context chooses it."""
+    hash of the hyperparameters and of the shapes of the file's weights; with longrope also of the table of factors that
+    has turned the keys, which the length of the context chooses."""
     import hashlib  # here: loading it takes longer than the rest of this package
 
     digest = hashlib.sha256(repr(runner.hparams).encode())

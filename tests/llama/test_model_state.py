@@ -101,13 +101,14 @@ def test_other_models_and_caches_are_named(load):
 
 def test_a_second_copy_of_a_tied_matrix_makes_no_difference():
     data = random_llama(1, **SHAPES, tied=True)
-    with gs.CpuBackend(1, name="a") as a, device(name="b", attributes={"is_host": False, "worker": "w"}) as b:
-        with llama.load(data, [a], n_ctx=32) as one, llama.load(data, [a, b], n_ctx=32) as two:
-            assert [len(model.weights.tensors) for model in (one, two)] == [29, 30]
-            for source, target in ((one, two), (two, one)):
-                source.eval(TOKENS)
-                target.restore(io.BytesIO(saved(source.sequence(0))))
-                assert target.sequence(0).tokens == source.sequence(0).tokens
+    with gs.CpuBackend(1, name="a") as a, \
+            device(name="b", attributes={"is_host": False, "worker": "w"}) as b, \
+            llama.load(data, [a], n_ctx=32) as one, llama.load(data, [a, b], n_ctx=32) as two:
+        assert [len(model.weights.tensors) for model in (one, two)] == [29, 30]
+        for source, target in ((one, two), (two, one)):
+            source.eval(TOKENS)
+            target.restore(io.BytesIO(saved(source.sequence(0))))
+            assert target.sequence(0).tokens == source.sequence(0).tokens
 
 
 def test_a_context_that_turns_keys_by_other_factors_is_refused():

@@ -229,7 +229,8 @@ def test_logits_without_a_choice(sampler):
     ("repeat_penalty", -1.0), ("repeat_penalty", math.inf), ("presence_penalty", math.nan),
     ("frequency_penalty", math.inf), ("penalty_last_n", -2), ("penalty_last_n", 1 << 40), ("seed", -1),
     pytest.param("temperature", 10**400, id="temperature-huge"), ("logit_bias", {-1: 0.0}),
-    ("logit_bias", {1 << 31: 0.0}), ("logit_bias", {1 << 70: 0.0}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: math.inf})])
+    ("logit_bias", {1 << 31: 0.0}), ("logit_bias", {1 << 70: 0.0}), ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: math.inf})])
 def test_wrong_numbers_are_named(option, value):
     with pytest.raises(ValueError, match=option):
         Sampler(**{option: value})
