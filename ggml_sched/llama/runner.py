@@ -28,7 +28,6 @@ from ggml_sched.llama.weights import Weights
 
 if TYPE_CHECKING:
     from ggml_sched import Arenas, Scheduler
-    from ggml_sched.backend import Bytes
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.limited import Held
     from ggml_sched.llama.routing import Recorder
@@ -289,7 +288,7 @@ class Runner:
         return (b"".join(part.tobytes() for part in self.cache.read_rows(rows)),
                 b"".join(part.tobytes() for part in state))
 
-    def write(self, seq: int, rows: np.ndarray, data: Bytes, state: Bytes) -> None:
+    def write(self, seq: int, rows: np.ndarray, data: bytes | bytearray, state: bytes | bytearray) -> None:
         """Write bytes that `read` returned to these rows of the cache and to the recurrent state of sequence `seq`."""
         self.cache.write_rows(rows, _cut(data, self.cache.shapes_of_rows(len(rows))))
         if self.is_recurrent:
@@ -328,7 +327,7 @@ class Runner:
         each([self.scheduler.close, self.cache.close, self.weights.close])
 
 
-def _cut(data: Bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+def _cut(data: bytes | bytearray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Bytes as u8 arrays of these shapes, one after another."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
