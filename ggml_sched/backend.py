@@ -59,9 +59,10 @@ return before their work is done overrides the four event methods.  For any othe
 waits until its work is done, and waiting for the event then returns at once.
 
 Threads: `Scheduler.compute` calls a backend's methods from the thread of the caller.  So does `compute_async` where all
-backends are `asynchronous`; otherwise it has a thread for each backend.  No two threads are in one backend's methods at
-a time, with one exception: while a backend of `concurrent_copies` computes, another thread may call `cpy_tensor_from`,
-`cpy_tensor_to`, `cpy_tensor_async`, `set_tensor_async`, `get_tensor_async`, `synchronize` and the event methods.
+backends are `asynchronous`; otherwise it has a thread for each backend.  No two threads of one scheduler are in one
+backend's methods at a time, with one exception: while a backend of `concurrent_copies` computes, another thread may
+call `cpy_tensor_from`, `cpy_tensor_to`, `cpy_tensor_async`, `set_tensor_async`, `get_tensor_async`, `synchronize` and
+the event methods.  A backend that several schedulers use at once has to protect what they share.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Arenas:
     scheduler gets other buffers, and keeps them (`"own"`): then there are as many sets of buffers as threads that
     compute at the same time.
 
-    Buffers are closed with the last scheduler that uses them, or by `close`.  A limit or budget of a scheduler counts
-    shared buffers in full.  ValueError for another `when_busy`.
+    Buffers are closed when the last scheduler that uses them is closed, or by `close`.  A limit or budget of a
+    scheduler counts shared buffers in full.  ValueError for another `when_busy`.
     """
 
     def __init__(self, when_busy: Literal["own", "wait"] = "own") -> None:
