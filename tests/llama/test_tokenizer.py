@@ -99,6 +99,18 @@ def test_longer_special_tokens_are_found_first():
     assert tokenizer.encode("<a><b><a><b", parse_special=True)[:2] == [n - 2, n - 3]
 
 
+def test_of_special_tokens_of_equal_length_the_lowest_id_is_found_first():
+    """Whatever the hash seed of the process, which orders sets of letters."""
+    tokens = ["<unk>", "<s>", "</s>", *"xyz", "xyz", "yzx", "zxy"]
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.scores": [0.0] * len(tokens), "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 4, 4, 4],
+                "tokenizer.ggml.add_space_prefix": False}
+    code = (f"from ggml_sched.llama import Tokenizer; t = Tokenizer.from_metadata({metadata!r})\n"
+            "print(*map(t.token_text, t.encode('xyzxy', add_special=False)))")
+    for seed in "01234567":
+        assert run_python("-c", code, PYTHONHASHSEED=seed).stdout.split() == ["xyz", "x", "y"]
+
+
 def test_end_of_generation_tokens_are_known_by_their_text_and_shown_as_control_tokens():
     types = [1] * len(BPE["tokenizer.ggml.tokens"])  # a file that marks all as normal
     tokenizer = Tokenizer.from_metadata(BPE | {"tokenizer.ggml.token_type": types})

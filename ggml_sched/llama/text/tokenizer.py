@@ -140,7 +140,7 @@ class Tokenizer:
             return parts
         tokens = [token for letter in set(self._first_letters.findall(text)) for token in self._special[letter]
                   if (parse_special or not token[2]) and token[0] in text]
-        for token, i, _ in sorted(tokens, key=lambda token: -len(token[0])):
+        for token, i, _ in sorted(tokens, key=lambda token: (-len(token[0]), token[1])):
             strip = i in self._vocabulary.strips_right
             cut: list[str | int] = []
             for part in parts:
