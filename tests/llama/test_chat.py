@@ -280,6 +280,7 @@ def test_long_conversations_are_within_the_budget():
 # -- hostile templates -----------------------------------------------------------------
 
 GROW = "{%% set ns = namespace(x=%s) %%}{%% for i in range(100) %%}%s{%% endfor %%}{{ ns.x | string | length }}"
+LONG_NUMBERS = "{% set a = ('f' * 800000) | int(0, 16) %}{% set b = ('f' * 400000) | int(0, 16) %}"
 HOSTILE = {
     "a long range": "{% for i in range(10**9) %}x{% endfor %}",
     "loops of loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -312,8 +313,12 @@ HOSTILE = {
     "a wide indent": "{{ 'a' | indent(10**9) }}",
     "many indents": "{{ ('a\n' * 1000000) | indent(1000) }}",
     "wide JSON": "{{ messages | tojson(indent=10**9) }}",
+    "a long division": LONG_NUMBERS + "{{ a // b }}",
+    "a long remainder": LONG_NUMBERS + "{{ a % b }}",
+    "a long divisor": LONG_NUMBERS + "{{ a is divisibleby(b) }}",
     "many digits": "{{ 1.5 | round(10**9, 'ceil') }}",
     "a written loop": "{% set x %}{% for i in range(99999) %}" + "y" * 50_000 + "{% endfor %}{% endset %}{{ x }}",
+    "steps of a recursive loop": "{% for x in [0] * 30 if not x recursive %}{{ loop(range(1, 99999)) }}{% endfor %}",
     "a written constant": "{% for i in range(99999) %}{{ '" + "y" * 50_000 + "' }}{% endfor %}",
     "searches": "{% for i in range(99999) %}{{ ('a' * 1000000) in ('b' * 1000000) }}{% endfor %}",
     "deep comparisons": "{% set ns = namespace(a='x', b='x') %}{% for i in range(16) %}{% set ns.a = [ns.a, ns.a] %}"
@@ -368,7 +373,16 @@ def test_hostile_templates_are_typed_errors_in_bounded_time(name):
     "{% set d = 'x' * 4000 %}{{ ('a' * 100000) | replace('a', d) }}",
     "{% set d = 'x' * 4000 %}{{ ('a' * 100000).replace('a', d) }}",
     "{{ 'a' | indent(100000000, True) }}",
-], ids=["join filter", "join method", "replace filter", "replace method", "indent"])
+    "{{ '%(a)300000000d' % {'a': 1} }}",
+    "{{ '%((a%)b)300000000d' % {'(a%)b': 1} }}",
+    "{{ '%(a)300000000d' | format(a=1) }}",
+    "{{ ('%(a)s' * 200) % {'a': 'x' * 1000000} }}",
+    "{{ ('%(a)s' * 200) | format(a='x' * 1000000) }}",
+    "{{ range(200) | list | tojson(separators=('x' * 1000000, ':')) }}",
+    "{% set x %}{% for i in range(4000) %}" + "y" * 60_000 + "{% endfor %}{% endset %}",
+    "{% for x in [1] recursive %}{% if loop.depth == 1 %}{{ loop(range(4000)) }}{% else %}" + "y" * 60_000 + "{% endif %}{% endfor %}",
+], ids=["join filter", "join method", "replace filter", "replace method", "indent", "wide key",
+        "wide nested key", "wide format of a key", "% of keys", "format of keys", "separators", "set block", "recursive loop"])
 def test_what_would_be_too_long_is_not_even_made(source):
     tracemalloc.start()
     try:
@@ -377,6 +391,14 @@ def test_what_would_be_too_long_is_not_even_made(source):
         assert tracemalloc.get_traced_memory()[1] < 80_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_formats_of_keys_separators_and_recursive_loops_work():
+    assert template("{{ '%(a)05.1f %(b)-4s|%(a)d%%' % {'a': 2.25, 'b': 'x'} }}").render([]) == "002.2 x   |2%"
+    assert template("{{ '%(a)s (%(b)s)' | format(a=1, b=[2]) }}").render([]) == "1 ([2])"
+    assert template("{{ {'a': [1, 2]} | tojson(separators=(',', ':')) }}").render([]) == '{"a":[1,2]}'
+    assert template("{% for x in [[1, [2]], [3]] recursive %}{% if x is number %}{{ x }}/{{ loop.length }} "
+                    "{% else %}{{ loop(x) }}{% endif %}{% endfor %}").render([]) == "1/2 2/1 3/1 "
 
 
 @pytest.mark.parametrize("indent", ["-1", "17", "'x'"])

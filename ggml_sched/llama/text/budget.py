@@ -10,7 +10,7 @@ import time
 
 from ggml_sched.llama.errors import ChatTemplateError
 
-__all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "check_replace"]
+__all__ = ["MAX_BITS", "MAX_CHARS", "MAX_ITEMS", "Budget", "check_format", "check_number", "check_replace"]
 
 MAX_TICKS = 1 << 20
 MAX_SECONDS = 0.3
@@ -50,6 +50,8 @@ class Budget:
                 self.spend(1)
                 if isinstance(item, str):
                     self.text(len(item))
+                elif isinstance(item, int):
+                    check_number(item)
                 elif isinstance(item, dict):
                     inner += item.keys()
                     inner += item.values()
@@ -70,6 +72,7 @@ class Budget:
             self.spend(1 + len(value) // ITEMS_PER_TICK)
         else:
             self.spend(1)
+            check_number(value)
 
     def text(self, n_chars: int) -> None:
         """Spend budget for a text of n_chars characters; called before the text is made, where that is possible."""
@@ -78,10 +81,27 @@ class Budget:
         self.spend(n_chars // CHARS_PER_TICK)
 
 
-def check_format(text: str) -> None:
-    """ChatTemplateError for a format with a large width, such as "%1000000000d": its result would be that long."""
-    if re.search(r"%[^a-zA-Z%]*(\*|\d{4})", text):
+def check_number(value: object) -> None:
+    """ChatTemplateError for an int of more than MAX_BITS bits: the time of a division is the square of its bits."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ChatTemplateError(f"the chat template computes a number of {value.bit_length()} bits")
+
+
+def check_format(budget: Budget, text: str, values: object) -> None:
+    """Spend budget for the result of `text % values`, before it is made; ChatTemplateError for a large width, such as
+    that of "%1000000000d" or "%(key)1000000000d": the result would be that long."""
+    if re.search(r"%(\([^()]*\))?[^a-zA-Z%]*(\*|\d{4})", text):
         raise ChatTemplateError("the chat template formats wider than 999 characters")
+    if re.search(r"%\([^()]*\(", text):     # where such a key ends depends on what it nests
+        raise ChatTemplateError("the chat template formats by a key that has parentheses")
+    budget.weigh(values)
+    if isinstance(values, dict):            # a format may name one value many times
+        longest = 0
+        for value in values.values():
+            before = budget.left
+            budget.weigh(value)
+            longest = max(longest, before - budget.left)
+        budget.text(len(text) + text.count("%(") * longest * CHARS_PER_TICK)
 
 
 def check_replace(budget: Budget, text: str, old: str, new: str) -> None:

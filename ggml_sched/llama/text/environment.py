@@ -10,14 +10,22 @@ This module imports jinja2, which is optional: sandbox.py imports this module wh
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jinja2 import ext, nodes, pass_context, runtime, sandbox, utils
 
 from ggml_sched.llama.errors import ChatTemplateError
-from ggml_sched.llama.text.budget import MAX_BITS, MAX_CHARS, MAX_ITEMS, Budget, check_format, check_replace
-from ggml_sched.llama.text.filters import BOUNDED, COMPARING, HARMLESS
+from ggml_sched.llama.text.budget import (
+    MAX_BITS,
+    MAX_CHARS,
+    MAX_ITEMS,
+    Budget,
+    check_format,
+    check_number,
+    check_replace,
+)
+from ggml_sched.llama.text.filters import BOUNDED, COMPARING, HARMLESS, steps
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
@@ -33,7 +41,7 @@ STRING_METHODS = frozenset((
     "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
     "splitlines", "startswith", "strip", "swapcase", "title", "upper"))
 OF_KIND = frozenset((
-    "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
+    "boolean", "callable", "defined", "escaped", "even", "false", "filter", "float", "integer",
     "iterable", "lower", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
     "undefined", "upper"))
 """Jinja tests (`x is mapping`) that compare no nested values, so that no budget need be spent for them."""
@@ -193,13 +201,30 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
                 args = (list(args[0]),)
                 budget.text(len(owner) * len(args[0]) + sum(
                     len(item) for item in args[0] if isinstance(item, str)))
+        if isinstance(__obj, runtime.LoopContext):  # a recursive loop
+            context = cast("Context", __context)
+            args = tuple(steps(context, values) for values in args)
+            kwargs = {name: steps(context, values) for name, values in kwargs.items()}
         result = super().call(__context, __obj, *args, **kwargs)
         budget.weigh(result)
         return result
 
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """The text of a macro, a block, or a step of a recursive loop, from what its nodes have written."""
+        kept, n_chars = [], 0
+        for part in parts:
+            n_chars += len(part)
+            if n_chars > MAX_CHARS:
+                raise ChatTemplateError(f"the chat template makes a text of more than {MAX_CHARS} characters")
+            kept.append(part)
+        return "".join(kept)
+
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
         budget = cast("Context", context).budget
         budget.spend(1)
+        check_number(left)
+        check_number(right)
         if operator == "*":
             for items, times in ((left, right), (right, left)):
                 if isinstance(items, (str, list, tuple)) and isinstance(times, int):
@@ -211,8 +236,7 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
             if bits > MAX_BITS:
                 raise ChatTemplateError(f"the chat template computes a number of {bits} bits")
         if operator == "%" and isinstance(left, str):
-            check_format(left)
-            budget.weigh(right)
+            check_format(budget, left, right)
         result = super().call_binop(context, operator, left, right)
         budget.touch(result)
         return result

@@ -16,7 +16,7 @@ from ggml_sched.llama.text.budget import CHARS_PER_TICK, Budget, check_format, c
 if TYPE_CHECKING:
     from ggml_sched.llama.text.environment import Context
 
-__all__ = ["BOUNDED", "COMPARING", "HARMLESS"]
+__all__ = ["BOUNDED", "COMPARING", "HARMLESS", "steps"]
 
 MAX_WIDTH = 1 << 10
 
@@ -33,7 +33,7 @@ before the filter runs."""
 T = TypeVar("T")
 
 
-def _loop(context: Context, iterable: Iterable[T], n_written: int = 0) -> Iterable[T]:
+def steps(context: Context, iterable: Iterable[T], n_written: int = 0) -> Iterable[T]:
     """The items of a `for` loop of a template: each step spends budget, also for the n_written characters of constant
     text in the loop's body."""
     budget, ticks = context.budget, 1 + n_written // CHARS_PER_TICK
@@ -117,7 +117,10 @@ def _tojson(context: Context, x: object, ensure_ascii: bool = False, indent: int
     depth = context.budget.weigh(x)
     if isinstance(indent, str) or indent is not None and not 0 <= indent <= 16:
         raise ChatTemplateError("the chat template indents JSON by something else than 0 to 16 spaces")
-    context.budget.spend((before - context.budget.left) * depth * (indent or 0) // 16)
+    n_items = before - context.budget.left      # or more
+    context.budget.spend(n_items * depth * (indent or 0) // 16)
+    if separators is not None:
+        context.budget.text(n_items * sum(map(len, separators)))
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -138,12 +141,11 @@ def _round(context: Context, value: float, precision: int = 0, method: str = "co
 
 def _format(context: Context, value: object, *args: object, **kwargs: object) -> str:
     text = _text(context, value)
-    check_format(text)
-    context.budget.weigh([args, kwargs])
+    check_format(context.budget, text, kwargs or args)
     return text % (kwargs or args)
 
 
 BOUNDED: dict[str, Callable[..., object]] = {
-    "_loop": _loop, "_weighed": _weighed, "_touched": _touched, "_text": _text,
+    "_loop": steps, "_weighed": _weighed, "_touched": _touched, "_text": _text,
     "format": _format, "indent": _indent, "join": _join,
     "replace": _replace, "round": _round, "string": _text, "sum": _sum, "tojson": _tojson}
