@@ -274,7 +274,7 @@ class _Limited:
             rooms = {b: limit - fixed[b] - arenas[b] for b, limit in self.limits.items()}
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
-            return self._held(shapes, uses, everything, rooms, budgets, work, [], plans)
+            return self._held(shapes, uses, everything, rooms, budgets, work, [], plans, kept=idle)
         by_slots = self._held_in_slots(shapes, uses, idle, fixed, work)
         if by_slots is not None:
             return by_slots
@@ -321,9 +321,12 @@ class _Limited:
 
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
-              stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None) -> Held:
-        """Make the `Held` of a choice.  Changes `budgets`: adds the bytes that the store needs as its budget, and
-        subtracts them from that of `host`."""
+              stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None,
+              kept: Sequence[str] = ()) -> Held:
+        """Make the `Held` of a choice; `kept`: weights that stay besides those in `uses`.
+
+        Changes `budgets`: adds the bytes that the store needs as its budget, and subtracts them from that of `host`.
+        """
         if stored or slots is not None:
             s = self.order.index(self.store)
             budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)
@@ -335,7 +338,7 @@ class _Limited:
         residency = Residency({b.name: limit for b, limit in self.limits.items()},
                               {b.name: rooms[b] for b in self.limits}, {b.name: tuple(uses[b]) for b in self.limits},
                               {b.name: chosen[b] for b in self.limits}, tuple(names),
-                              self.store.name if stored or slots is not None else "", slots)
+                              self.store.name if stored or slots is not None else "", slots, tuple(kept))
         return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
                     slots, shapes)
 

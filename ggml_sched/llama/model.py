@@ -157,7 +157,7 @@ class Model:
         weight stays or is fetched, and what one GiB more would change.  KeyError for an unknown name."""
         plan = self.scheduler.plan(self.batch_graph(1, self.cache.padded(self.n_ctx)).graph)
         found = [plan.explain(self.weights[name])]
-        if self.residency is not None:
+        if self.residency is not None and name in self.residency.names:
             found.insert(0, self.residency.explain(name))
         return "\n".join(found)
 

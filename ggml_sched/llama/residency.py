@@ -148,7 +148,7 @@ class Residency:
 
     `limits` and `rooms` are by name of the backend: its limit, and the bytes of the limit that are left for weights and
     their window, beside the cache, the rest of the arenas, and work memory.  `rows`: weights in the store that no node
-    reads as a whole, as nodes read single rows of them.
+    reads as a whole, as nodes read single rows of them.  `kept`: such weights that stay, where everything fits.
     """
 
     limits: dict[str, int]
@@ -161,6 +161,13 @@ class Residency:
     """The name of the store; "" where all weights stay."""
     slots: SlotsSpec | None = None
     """The slots of weights that are read expert by expert; None where no weight is."""
+    kept: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all weights on backends with a limit: those that `explain` knows."""
+        experts = () if self.slots is None else self.slots.names
+        return frozenset((*self.rows, *self.kept, *experts, *(use.name for uses in self.uses.values() for use in uses)))
 
     @property
     def fetched(self) -> tuple[str, ...]:
@@ -183,6 +190,8 @@ class Residency:
         if name in self.rows:
             return (f"{name}: in {self.store}, because nodes read single rows of it: each evaluation reads those that "
                     "it needs")
+        if name in self.kept:
+            return f"{name}: stays, because everything fits"
         if self.slots is not None and name in self.slots.names:
             return "\n  ".join(self._of_experts(name, self.slots))
         for backend, uses in self.uses.items():

@@ -308,6 +308,21 @@ def test_a_residency_explains_each_weight():
         assert held.nbytes == sum(step.nbytes for step in fetches)
 
 
+def test_a_model_explains_each_of_its_weights_whatever_has_a_limit():
+    options = {"n_ctx": 64, "n_batch": 16}
+    with gs.CpuBackend(1, "A") as first, gs.CpuBackend(1, "B") as last:
+        for backends, limited in (([first], first), ([first, last], first), ([first, last], last)):
+            with load(WIDE, backends, memory={limited: LARGEST}, **options) as model:
+                for name in model.weights.tensors:
+                    is_limited = model.weights[name].backend.name in model.residency.limits
+                    assert ("stays" in model.explain(name)) == is_limited
+                with pytest.raises(KeyError):
+                    model.explain("nothing")
+    (limit,) = limits_between(WIDE, [0.5], n_threads=1, **options)
+    with load(WIDE, memory=limit, n_threads=1, **options) as model:
+        assert all(model.explain(name).startswith(model.residency.explain(name)) for name in model.weights.tensors)
+
+
 def test_closing_and_failing_leave_nothing_open(path):
     import os
     import threading
