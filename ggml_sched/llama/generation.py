@@ -257,10 +257,12 @@ class Generation(Generic[Piece]):
         return logits
 
     def _has_room(self) -> bool:
-        """Whether the next token fits; if not, and the option `shift` is set, a context shift makes room first.  True
-        for a prompt, whose evaluation raises ContextFull if it does not fit."""
+        """Whether the next token fits into the context, and into the positions that the model has learned; if not, and
+        the option `shift` is set, a context shift makes room first.  True for a prompt, whose evaluation raises
+        ContextFull if it does not fit."""
         sequence, options = self._sequence, self._options
-        if not self.tokens or sequence.model.n_free:
+        n_learned = sequence.model.hparams.n_positions
+        if not self.tokens or sequence.model.n_free and (not n_learned or sequence.n_past < n_learned):
             return True
         if options.shift and sequence.n_past - options.n_keep >= 2:
             if sequence.version != self._version:

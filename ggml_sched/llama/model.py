@@ -245,8 +245,9 @@ class Model:
                  **sampling: Unpack[SamplerOptions]) -> Generation[Any]:
         """Continue sequence 0 (or another) with a text, and stream text; or with ids, and stream ids.
 
-        Ends after `n` tokens or when the context is full ("length"), before a token that ends texts ("eos"; not with
-        `ignore_eos`), or before one of the strings `stop` ("stop"); the generation's `finish_reason` is one of these.
+        Ends after `n` tokens, or when the context is full or the positions that the model has learned are used up
+        ("length"), before a token that ends texts ("eos"; not with `ignore_eos`), or before one of the strings `stop`
+        ("stop"); the generation's `finish_reason` is one of these.
         `shift` continues when the context is full, by forgetting half of the tokens after the first `n_keep`.  `echo`
         yields the prompt first.  `parse_special`: names of control tokens in the prompt become these tokens.
         `sampler` chooses a token from logits, or `sampling` are arguments for a `Sampler`; with neither, the likeliest

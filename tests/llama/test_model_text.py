@@ -76,6 +76,15 @@ def test_generation_ends_with_the_context():
         assert model.n_past == 0
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_generation_ends_with_the_positions_that_a_model_has_learned(shift):
+    with load(random_model("gpt2", 1, metadata={"context_length": 16}), n_ctx=64, n_seq=2) as model:
+        model.sequence(1).eval([1, 2])
+        got = model.generate(TOKENS, 100, shift=shift, ignore_eos=True)
+        assert len(got.read()) == 16 - len(TOKENS) + 1
+        assert got.finish_reason == "length" and model.n_past == 16 and model.n_free > 0
+
+
 @pytest.mark.parametrize(("data", "n_keep", "n"), [
     (SMALL, 18, 30), (SMALL, 19, 9), (SMALL, 20, 9), (SMALL, 90, 9), (random_model("gpt2", 1), 0, 9),
     (random_model("mamba", 1), 0, 9)])
