@@ -2,8 +2,9 @@
 
 Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
 arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans for
-one token, for the largest prompt, and for a token of each sequence, each with all rows of the cache.  The plans are for
-the real backends, with weights whose buffers have no memory, and are made before any weight is read.
+one token, for the largest prompt, for a token of each sequence, each with all rows of the cache, and for a context
+shift.  The plans are for the real backends, with weights whose buffers have no memory, and are made before any weight
+is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import ggml_sched as gs
@@ -22,6 +24,7 @@ from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.expert_slots import SlotsSpec, slots_for
 from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
+from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
 
 if TYPE_CHECKING:
@@ -188,6 +191,21 @@ class _Limited:
             self._graphs[shape], = graphs_of(self.outline, self.arch, self.hparams, self.cache, [shape])
         return self._graphs[shape]
 
+    @cached_property
+    def shift(self) -> Graph | None:
+        """The graph of a context shift; None for a model whose positions cannot move."""
+        shift = None if self.hparams.recurrent else build_shift(self.hparams, self.outline.weights, self.cache)
+        return None if shift is None else shift.graph
+
+    @cached_property
+    def shift_plans(self) -> list[Plan]:
+        """The plan of a context shift, if there is one; weights of the store have no part in it."""
+        if self.shift is None:
+            return []
+        self.outline.put({})
+        with gs.Scheduler(self.order, policy=self.policy, plan_cache=1) as scheduler:
+            return [scheduler.plan(self.shift)]
+
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         """Plan the graphs of these shapes, with the weights named in `stored` in the store.  `windows`: {backend: the
         most bytes of fetched copies}."""
@@ -221,7 +239,8 @@ class _Limited:
         or with fewer tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
-        return max(backend.host_work(self.graph(shape).nodes) for shape in (*shapes, *fewer))
+        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + ([] if self.shift is None else [self.shift])
+        return max(backend.host_work(graph.nodes) for graph in graphs)
 
     def is_small(self, shape: Shape, part: int) -> bool:
         """Whether a graph of this shape, without fetched weights, has arenas of at most 1 / `part` of each limit."""
@@ -268,6 +287,8 @@ class _Limited:
         fixed = {backend: work[backend] + sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
                  for backend in self.limits}
         plans = self.plans(shapes, (), {})
+        others = {backend: self.arenas(plans, backend) for backend in self.limits}
+        plans += self.shift_plans
         arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
         whole = {backend: self.outline.size_on(backend) for backend in self.limits}
         if all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
@@ -278,12 +299,11 @@ class _Limited:
         by_slots = self._held_in_slots(shapes, uses, idle, fixed, work)
         if by_slots is not None:
             return by_slots
-        others = arenas
         for _ in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
-            plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()})
+            plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()}) + self.shift_plans
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
@@ -309,7 +329,7 @@ class _Limited:
         spec, least = most
         dense = [use for use in uses[b] if use.name not in spec.names]
         resident = sum(use.nbytes for use in dense)
-        plans = self.plans(shapes, idle, {})
+        plans = self.plans(shapes, idle, {}) + self.shift_plans
         room = self.limits[b] - fixed[b] - self.arenas(plans, b) - resident
         n_slots = min(room // spec.slot_nbytes, spec.n_slots)
         if n_slots < least:

@@ -115,7 +115,9 @@ class Runner:
         self.scheduler.plan(self.graph(shortest).graph)
         if self.held is not None:
             self._reserved.update(self._largest(shape) for shape in self.held.shapes)
-            self.scheduler.reserve(*(self._build(shape).graph for shape in self.held.shapes))
+            self._shift = self._build_shift()
+            graphs = [self._build(shape).graph for shape in self.held.shapes]
+            self.scheduler.reserve(*graphs, *(() if self._shift is None else (self._shift.graph,)))
         elif longest != shortest:
             self._reserve(longest)
 
@@ -301,17 +303,21 @@ class Runner:
         SequenceError for a model whose keys rope does not rotate.  After another exception the keys of all rows with
         a difference other than 0 may be lost.
         """
-        from ggml_sched.llama.shift import build_shift
-
         if self._shift is None:
-            self._shift = build_shift(self.hparams, self.weights, self.cache)
-            if self._shift is None:
+            shift = self._build_shift()
+            if shift is None:
                 raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
-            self.scheduler.reserve(self._shift.graph)
+            self.scheduler.reserve(shift.graph)
+            self._shift = shift
         with self.scheduler.lease():
             self.scheduler.alloc(self._shift.graph)
             self._shift.deltas.set(deltas)
             self.scheduler.compute(self._shift.graph)
+
+    def _build_shift(self) -> ShiftGraph | None:
+        from ggml_sched.llama.shift import build_shift
+
+        return None if self.is_recurrent else build_shift(self.hparams, self.weights, self.cache)
 
     def clear(self) -> None:
         """Empty the cache."""

@@ -20,6 +20,8 @@ from ggml_sched.llama.weights import Weights
 
 __all__ = ["ShiftGraph", "build_shift"]
 
+ROWS = 1024
+"""The most rows that a node rotates: it makes a copy of them, which takes memory, also where few rows move."""
 TURNED = (Type.F32, Type.F16)
 """Types of K caches that rope rotates as they are; rows of other types are converted to f32 and back."""
 
@@ -46,17 +48,20 @@ def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGrap
         # of blocks, the whole head is converted.
         whole = r.k_first % kind.block_size or r.n_dims % kind.block_size
         first, width = (0, k.ne[0] // layer.n_head_kv) if whole else (r.k_first, r.n_dims)
-        part = ctx.view_3d(k, width, layer.n_head_kv, cache.n_ctx, head, k.nb[1],
-                           first // kind.block_size * kind.type_size)
-        x = part if kind in TURNED else ctx.cast(part, "f32")
-        if whole and r.k_first:
-            still = ctx.view_3d(x, r.k_first, layer.n_head_kv, cache.n_ctx, x.nb[1], x.nb[2])
-            x = ctx.view_3d(x, width - r.k_first, layer.n_head_kv, cache.n_ctx, x.nb[1], x.nb[2], r.k_first * x.nb[0])
-        x = ctx.rope(x, deltas, r.n_dims, r.mode, factors, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
-                     1.0 / r.yarn_magnitude, r.beta_fast, r.beta_slow)
-        if whole and r.k_first:
-            x = ctx.concat(still, x, 0)
-        order.append(ctx.cpy(x, part))
+        for row in range(0, cache.n_ctx, ROWS):
+            n = min(ROWS, cache.n_ctx - row)
+            part = ctx.view_3d(k, width, layer.n_head_kv, n, head, k.nb[1],
+                               row * k.nb[1] + first // kind.block_size * kind.type_size)
+            by = deltas if n == cache.n_ctx else ctx.view_1d(deltas, n, row * deltas.nb[0])
+            x = part if kind in TURNED else ctx.cast(part, "f32")
+            if whole and r.k_first:
+                still = ctx.view_3d(x, r.k_first, layer.n_head_kv, n, x.nb[1], x.nb[2])
+                x = ctx.view_3d(x, width - r.k_first, layer.n_head_kv, n, x.nb[1], x.nb[2], r.k_first * x.nb[0])
+            x = ctx.rope(x, by, r.n_dims, r.mode, factors, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
+                         1.0 / r.yarn_magnitude, r.beta_fast, r.beta_slow)
+            if whole and r.k_first:
+                x = ctx.concat(still, x, 0)
+            order.append(ctx.cpy(x, part))
     if not order:
         return None
     graph = Graph(*order)

@@ -7,6 +7,7 @@ from arch_runner import Runner
 from devices import device
 
 import ggml_sched as gs
+from ggml_sched.llama import load, random_llama, shift
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.synthetic import random_model
 
@@ -72,6 +73,21 @@ def test_keys_that_rope_does_not_turn_in_place_are_shifted_through_f32(arch, met
         runner.run(TOKENS[:12], positions=np.arange(9, 21))
         runner.shift([-9] * 12 + [0] * 52)
         assert error(keys(runner, 12), expected) <= 3e-2
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_keys_turn_the_same_in_pieces_of_rows(kind, monkeypatch):
+    data = random_llama(1, n_vocab=64, n_embd=128, n_layer=2, n_head=4, n_head_kv=4, n_ff=96)
+    found = []
+    for rows in (1024, 7):
+        monkeypatch.setattr(shift, "ROWS", rows)
+        with (gs.CpuBackend(1, "A") as first, gs.CpuBackend(1, "B") as last,
+              load(data, [first, last], n_ctx=32, kv_type=kind) as model):
+            model.eval(range(1, 31), last_only=True)
+            model.shift(2, 9)
+            found.append((model.cache.read_rows(range(32)), model.eval([3])))
+    assert all((a == b).all() for a, b in zip(found[0][0], found[1][0], strict=True))
+    assert (found[0][1] == found[1][1]).all()
 
 
 def test_models_that_turn_nothing_have_nothing_to_shift():

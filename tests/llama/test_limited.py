@@ -45,6 +45,13 @@ def limit_of(data, part, **options):
     return raised.value.needed
 
 
+def shifted(model):
+    """The logits of a token after a context shift."""
+    model.eval(TOKENS * 4)
+    model.shift(2, 5)
+    return model.eval([3]).tobytes()
+
+
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "model.gguf"
@@ -243,6 +250,26 @@ def test_limits_are_bytes_texts_or_by_backend():
             load(WIDE, [cpu], place=placed, memory=1 << 24)
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("part", ["least", 0.5, 1.5])
+def test_a_context_shift_fits_under_the_limit(part, kv_type):
+    data = random_llama(1, n_vocab=64, n_embd=128, n_layer=2, n_head=4, n_head_kv=4, n_ff=96)
+    options = {"n_ctx": 2100, "n_threads": 1, "n_batch": 4, "kv_type": kv_type}
+    with load(data, **options) as model:
+        expected = shifted(model)
+    limit = limit_of(data, part, **options)
+    with load(data, memory=limit, **options) as model:
+        assert shifted(model) == expected
+        assert held(model) <= limit
+
+
+def test_a_generation_goes_on_in_a_full_context_under_a_limit():
+    options = {"n_ctx": 1024, "n_threads": 1, "n_batch": 8}
+    with load(WIDE, memory=limit_of(WIDE, "least", **options), **options) as model:
+        model.eval([1] * 1020, last_only=True)
+        assert len(model.generate([2], 20, shift=True, ignore_eos=True).read()) == 20
+
+
 def test_two_backends_have_limits_of_their_own():
     options = {"n_ctx": 64, "n_batch": 16}
     with gs.CpuBackend(1, "A") as first, gs.CpuBackend(1, "B") as last:
@@ -258,6 +285,7 @@ def test_two_backends_have_limits_of_their_own():
                 memory = model.memory()
                 assert memory[first].total <= given.get(first, LARGEST)
                 assert memory[last].total + memory[model.store].total <= given.get(last, LARGEST)
+                model.shift(1, 4)
                 # Weights are computed with where the placement put them, not where there happens to be room.
                 graph = model.batch_graph(1, 32).graph
                 plan = model.scheduler.plan(graph)
