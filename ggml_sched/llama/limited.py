@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -161,8 +162,10 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
             wanted.append(Shape(n_seq + 1, rows, n_seq + 1))
         if n > 1:
             wanted.append(Shape(n, rows, max(min(n_seq + 1, n - 1), 1)))
-            if made.is_small(Shape(n, rows, n), PART_OF_OUTPUTS):
-                wanted.append(Shape(n, rows, n))
+        outputs = Shape(n, rows, n)
+        if n > 1 and made.is_small(outputs, PART_OF_OUTPUTS):
+            with suppress(OutOfMemory):     # where the limit has room for all other graphs, it is kept without this one
+                return made.held([*wanted, outputs]), n
         try:
             return made.held(wanted), n
         except OutOfMemory as error:
@@ -185,6 +188,7 @@ class _Limited:
                          None)
         """The backend over host memory whose limit counts the bytes that the store needs; None if none has a limit."""
         self._graphs: dict[Shape, Graph] = {}
+        self._shift_plans: list[Plan] = []
 
     def graph(self, shape: Shape) -> Graph:
         if shape not in self._graphs:
@@ -197,25 +201,29 @@ class _Limited:
         shift = None if self.hparams.recurrent else build_shift(self.hparams, self.outline.weights, self.cache)
         return None if shift is None else shift.graph
 
-    @cached_property
-    def shift_plans(self) -> list[Plan]:
-        """The plan of a context shift, if there is one; weights of the store have no part in it."""
-        if self.shift is None:
-            return []
-        self.outline.put({})
-        with gs.Scheduler(self.order, policy=self.policy, plan_cache=1) as scheduler:
-            return [scheduler.plan(self.shift)]
-
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         """Plan the graphs of these shapes, with the weights named in `stored` in the store.  `windows`: {backend: the
         most bytes of fetched copies}."""
+        return self._planned([self.graph(shape) for shape in shapes], stored, windows)
+
+    def shift_plans(self, stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
+        """The plan of a context shift, if there is one; made once where the weights that it reads are in memory."""
+        if self.shift is None:
+            return []
+        read = {s.root.name for node in self.shift.nodes for s in node.src if s is not None and s.root.is_resident}
+        if not read.isdisjoint(stored):
+            return self._planned([self.shift], stored, windows)
+        if not self._shift_plans:
+            self._shift_plans = self._planned([self.shift], (), {})
+        return self._shift_plans
+
+    def _planned(self, graphs: Iterable[Graph], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         self.outline.put(dict.fromkeys(stored, self.store))
         ahead = {backend: windows.get(backend, 0) for backend in self.order if backend is not self.store}
         with gs.Scheduler(self.order, policy=self.policy, windows=ahead, plan_cache=1) as scheduler:
             plans = []
-            for shape in shapes:
-                graph = self.graph(shape)
-                for node in self.assigned(graph, stored):
+            for graph in graphs:
+                for node in self.assigned(graph, stored) if graph is not self.shift else ():
                     scheduler.set_tensor_backend(*node)
                 plans.append(scheduler.plan(graph))
             return plans
@@ -288,7 +296,7 @@ class _Limited:
                  for backend in self.limits}
         plans = self.plans(shapes, (), {})
         others = {backend: self.arenas(plans, backend) for backend in self.limits}
-        plans += self.shift_plans
+        plans += self.shift_plans((), {})
         arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
         whole = {backend: self.outline.size_on(backend) for backend in self.limits}
         if all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
@@ -303,7 +311,8 @@ class _Limited:
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
-            plans = self.plans(shapes, stored, {b: choice.window for b, choice in choices.items()}) + self.shift_plans
+            windows = {b: choice.window for b, choice in choices.items()}
+            plans = self.plans(shapes, stored, windows) + self.shift_plans(stored, windows)
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
@@ -329,7 +338,7 @@ class _Limited:
         spec, least = most
         dense = [use for use in uses[b] if use.name not in spec.names]
         resident = sum(use.nbytes for use in dense)
-        plans = self.plans(shapes, idle, {}) + self.shift_plans
+        plans = self.plans(shapes, idle, {}) + self.shift_plans(idle, {})
         room = self.limits[b] - fixed[b] - self.arenas(plans, b) - resident
         n_slots = min(room // spec.slot_nbytes, spec.n_slots)
         if n_slots < least:

@@ -11,6 +11,7 @@ from small_llama import MAMBA, SHAPES, SMALL, TOKENS, contents
 import ggml_sched as gs
 from ggml_sched.llama import load, process_budget, random_llama, write_gguf
 from ggml_sched.llama.gguf import Kind
+from ggml_sched.llama.synthetic import random_model
 from ggml_sched.planning.program import Fetch
 
 WIDE = random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160)
@@ -214,6 +215,19 @@ def test_the_least_limit_that_an_error_names_is_enough_and_one_byte_less_is_not(
         assert np.isfinite(model.eval(TOKENS)).all()
     with pytest.raises(gs.OutOfMemory, match="at least"):
         load(WIDE, memory=least - 1, **options)
+
+
+@pytest.mark.parametrize("options", [
+    {"n_ctx": 60, "n_batch": 7, "n_seq": 3},                    # more memory leaves room for the logits of a prompt
+    {"n_ctx": 1000, "n_batch": 1, "n_seq": 3},                  # the context shift has the largest arena
+    {"n_ctx": 1000, "n_batch": 2, "kv_type": "f16"}])
+def test_the_least_limit_suffices_for_a_model_whose_shift_reads_a_weight(options):
+    data = random_model("phi3", 1, metadata={"vocab_size": 64})
+    with pytest.raises(gs.OutOfMemory) as raised:
+        load(data, memory=1, n_threads=1, **options)
+    with load(data, memory=raised.value.needed, n_threads=1, **options) as model:
+        shifted(model)
+        assert held(model) <= raised.value.needed
 
 
 def test_more_memory_never_fetches_more():
