@@ -156,7 +156,8 @@ class Model:
         """A text about a weight: on which backend the graph of one token has it; under a limit of memory also why the
         weight stays or is fetched, and what one GiB more would change.  KeyError for an unknown name."""
         plan = self.scheduler.plan(self.batch_graph(1, self.cache.padded(self.n_ctx)).graph)
-        found = [plan.explain(self.weights[name])]
+        weight = self.weights[name]
+        found = [plan.explain(weight) if weight in plan.graph.tensors else f"{name}: no node reads it"]
         if self.residency is not None and name in self.residency.names:
             found.insert(0, self.residency.explain(name))
         return "\n".join(found)

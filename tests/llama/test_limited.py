@@ -365,6 +365,13 @@ def test_a_model_explains_each_of_its_weights_whatever_has_a_limit():
         assert all(model.explain(name).startswith(model.residency.explain(name)) for name in model.weights.tensors)
 
 
+@pytest.mark.parametrize("memory", [None, LARGEST])
+def test_a_weight_that_no_node_reads_is_explained_too(memory):
+    with load(random_model("phi3", 1), n_ctx=64, n_threads=1, memory=memory) as model:
+        assert "rope_factors_long.weight: no node reads it" in model.explain("rope_factors_long.weight")
+        assert all(name in model.explain(name) for name in model.weights.tensors)
+
+
 def test_closing_and_failing_leave_nothing_open(path):
     import os
     import threading
