@@ -72,7 +72,8 @@ class Arenas:
     compute at the same time.
 
     Buffers are closed when the last scheduler that uses them is closed, or by `close`.  A limit or budget of a
-    scheduler counts shared buffers in full.  ValueError for another `when_busy`.
+    scheduler counts shared buffers in full, but no work memory that a second compute at the same time takes: under
+    limits give "wait".  ValueError for another `when_busy`.
     """
 
     def __init__(self, when_busy: Literal["own", "wait"] = "own") -> None:

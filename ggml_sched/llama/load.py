@@ -74,7 +74,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     are evaluated at a time (default 512, or what `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
     flash attention a block type like "q8_0".  `flash`: whether attention is one node; None: where backends support it.
     `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
-    have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it.
+    have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it (with
+    `memory`, give `gs.Arenas("wait")`: see there).
     `experts`: the policy by which experts stay in memory where `memory` does not hold all: a value of
     `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all experts of a layer are fetched together.
     `use_mmap=False` copies the weights.  `progress(done, total)` is called with bytes while weights are read.
