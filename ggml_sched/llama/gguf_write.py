@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
 __all__ = ["write_gguf"]
 
+ALIGNMENT = "general.alignment"
 CHUNK = 1 << 24
 
 
 def write_gguf(file: File, metadata: Mapping[str, Any], tensors: Mapping[str, Weight], *,
-               alignment: int = DEFAULT_ALIGNMENT, version: int = 3) -> None:
+               alignment: int | None = None, version: int = 3) -> None:
     """Write a model to a path or a binary file object.
 
     `metadata` values: bool, int (u32, or the smallest of i32, u64 and i64 that holds it), float (f32), str,
     lists and numpy arrays of one of these, or `(Kind, value)`.  `tensors` maps names to numpy arrays (f32,
     f16, f64 or signed ints; their shape is `ne` reversed) or to `(type, ne, bytes)`, `ne` innermost first.
-    ValueError for metadata that its type does not hold, TypeError for a type that GGUF does not have.
+    `alignment` of the tensors in bytes: None takes "general.alignment" of the metadata, or 32.  ValueError where both
+    are given and differ, for an alignment that is no power of two, and for metadata that its type does not hold;
+    TypeError for a type that GGUF does not have.
     """
     metadata = dict(metadata)
-    if alignment != DEFAULT_ALIGNMENT:
-        metadata["general.alignment"] = alignment
+    alignment = _checked_alignment(metadata, alignment)
     entries = [(name, *_tensor(name, value)) for name, value in dict(tensors).items()]
     head = bytearray(MAGIC + struct.pack("<IQQ", version, len(entries), len(metadata)))
     for key, value in metadata.items():
@@ -55,6 +57,19 @@ def write_gguf(file: File, metadata: Mapping[str, Any], tensors: Mapping[str, We
     else:
         with open(os.fspath(file), "wb") as out:
             _write(out, head, entries, alignment)
+
+
+def _checked_alignment(metadata: dict[str, Any], alignment: int | None) -> int:
+    """The alignment of the tensors, which is in the metadata, too, where it is not the default."""
+    given = metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT if alignment is None else alignment)
+    kind, found = _kinded(ALIGNMENT, given)
+    if alignment is not None and found != alignment:
+        raise ValueError(f"alignment = {alignment}, and metadata {ALIGNMENT!r} is {found}")
+    if kind is not Kind.U32 or found <= 0 or found & (found - 1):
+        raise ValueError(f"an alignment is a power of two, stored as u32, not {found!r} ({kind.name})")
+    if found != DEFAULT_ALIGNMENT:
+        metadata[ALIGNMENT] = given
+    return int(found)
 
 
 def _write(out: IO[bytes], head: bytearray, entries: Sequence[tuple[str, Type, tuple[int, ...], memoryview]],

@@ -53,6 +53,21 @@ def refused(data: bytes, match: str) -> None:
 # -- valid files ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096])
+def test_metadata_that_has_an_alignment_gives_it(alignment):
+    tensors = {"a": np.arange(16, dtype=np.float32), "b": np.arange(8, dtype=np.float32), "c": np.ones(3, np.float32)}
+    for n in range(0, 64, 4):
+        first = written({"x": "y" * n}, tensors, alignment=alignment)
+        with open_gguf(first) as f:
+            copies = {name: (info.type, info.ne, f.data(info)) for name, info in f.tensors.items()}
+            assert written(f.metadata, copies) == written(f.metadata, copies, alignment=alignment) == first
+    assert written({"general.alignment": 32}, tensors, alignment=32)
+    for metadata, wrong in (({"general.alignment": 64}, 32), ({"general.alignment": 32}, 64), ({}, 24), ({}, 0),
+                            ({"general.alignment": 24}, None), ({"general.alignment": "32"}, None)):
+        with pytest.raises(ValueError, match="alignment"):
+            written(metadata, tensors, alignment=wrong)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [1, 32, 64, 4096])
 def test_what_is_written_is_read_back(version, alignment):
