@@ -6,7 +6,6 @@ llama_model_load_from_file and llama_init_from_model.  limited.py plans models u
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -236,11 +235,13 @@ def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
     """The context for `n_ctx` 0 or None: the length that the model was trained with, or less, so that the cache takes
     at most half of the free memory (of the host, and of the backends together), and an eighth of the sum of `limits`.
     """
+    from ggml_sched.placement.measure import host_memory
+
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     left = [backend.memory_available() for backend in backends]
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    known = [] if (free := host_memory()) is None else [free]
     if None not in left:
-        free = min(free, sum(filter(None, left)))
+        known.append(sum(filter(None, left)))
     if limits:
-        free = min(free, sum(limits.values()) // 4)
-    return max(min(h.n_ctx_train, free // 2 // max(row, 1), MAX_ROWS), 1)
+        known.append(sum(limits.values()) // 4)
+    return max(min(h.n_ctx_train, MAX_ROWS, *(free // 2 // max(row, 1) for free in known)), 1)

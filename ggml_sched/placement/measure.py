@@ -24,6 +24,7 @@ from ggml_sched.placement.facts import facts
 __all__ = ["TYPES", "host_memory", "is_driven", "measure", "measure_links", "memory_left"]
 TYPES = ("f16", "q4_0", "q8_0")
 """The types of weights that are measured unless others are given."""
+MEMINFO = "/proc/meminfo"
 _POOL = 256 << 20
 """Bytes of all weights of a chain, where the device has room."""
 _NODES = 16
@@ -325,7 +326,7 @@ def memory_left(backend: Backend, memory: int | None = None) -> int:
 def host_memory() -> int | None:
     """Bytes that the system can still give, as Linux counts them; elsewhere all of its memory."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
+        with open(MEMINFO, encoding="ascii") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) << 10

@@ -12,6 +12,7 @@ import ggml_sched as gs
 from ggml_sched.llama import load, model_graphs, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
 from ggml_sched.llama.load import trained_context
+from ggml_sched.placement import measure
 
 SMALL = random_llama(1, **SHAPES, n_ctx=96)
 TOKENS = [3, 14, 15, 9, 26, 5]
@@ -105,6 +106,16 @@ def test_the_context_that_a_model_was_trained_with():
         assert model.n_ctx > 512 and held <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def test_the_context_is_known_where_the_system_does_not_say_how_much_memory_is_free(monkeypatch):
+    def unknown(name):
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    monkeypatch.setattr(measure, "MEMINFO", os.devnull)
+    with load(SMALL) as model:
+        assert model.n_ctx == 96
+
+
 def test_progress_ends_with_everything(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(SMALL)
@@ -123,7 +134,7 @@ def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
     def missing(*args, **options):
         raise gs.BackendError("pip install 'ggml-sched[ggml]'")
 
-    monkeypatch.setattr(gs, "GgmlBackend", Ggml, raising=False)
+    monkeypatch.setattr(gs, "GgmlBackend", Ggml)
     defaults = sys.modules["ggml_sched.llama.defaults"]
     for instructions in ("avx2", "avx512"):
         monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
