@@ -318,6 +318,24 @@ def test_a_packed_weight_follows_its_data_and_ends_with_its_buffer():
             sched.compute(graph)
 
 
+def test_a_packed_weight_follows_what_is_written_to_its_buffer():
+    with ggml_here.backend() as backend, gs.Scheduler([backend]) as sched:
+        w, buffer, _, x, out = packed_world(backend)
+        graph = gs.Graph(out)
+        sched.alloc(graph)
+        x.set(RNG.normal(size=(3, 256)).astype(np.float32))
+        sched.compute(graph)
+        first = out.numpy().copy()
+        kept = bytearray(w.nbytes)
+        buffer.read(w.offset, memoryview(kept))
+        buffer.clear()
+        sched.compute(graph)
+        assert not out.numpy().any()
+        buffer.write(w.offset, memoryview(kept))
+        sched.compute(graph)
+        assert first.any() and np.array_equal(out.numpy(), first)
+
+
 @pytest.fixture
 def written_weight():
     """(backend, w, fresh, x, a node that copies fresh to w, the product of that node and x, the product of w and x)"""

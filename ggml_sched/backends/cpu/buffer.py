@@ -58,6 +58,7 @@ class CpuBuffer(Buffer):
         if not target.flags.writeable:
             raise BackendError(f"a buffer of {self.size} bytes of backend {self.backend.name!r} is read-only")
         target[:] = incoming
+        self.changed()
 
     def read(self, offset: int, out: memoryview) -> None:
         outgoing = as_bytes(out)
@@ -66,6 +67,11 @@ class CpuBuffer(Buffer):
     def clear(self, value: int = 0) -> None:
         self.write(0, memoryview(b""))      # raises if the buffer is closed or read-only
         self.memory[:] = self.checked_byte(value)
+        self.changed()
+
+    def changed(self) -> None:
+        """Called after `write` and `clear`, which give no tensor a new version.  For a subclass that keeps copies of the
+        bytes."""
 
     def free(self) -> None:
         self._memory, self.plain = None, False

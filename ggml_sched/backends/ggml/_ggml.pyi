@@ -36,6 +36,8 @@ class Device:
 class RepackedWeight:
     size: Final[int]
 
+    def outdate(self) -> None: ...
+
 @disjoint_base
 class GraphPart: ...
 

@@ -28,6 +28,11 @@ class HostBuffer(CpuBuffer):
         super().__init__(backend, memory, usage, owned)
         self.packs: dict[int, RepackedWeight | None] = {}       # by the weight's offset; None: no faster layout exists
 
+    def changed(self) -> None:
+        for packed in self.packs.values():
+            if packed is not None:
+                packed.outdate()        # plans hold it too
+
     def free(self) -> None:
         self.packs.clear()
         super().free()

@@ -19,6 +19,10 @@ cdef class RepackedWeight:
         if self.buffer != NULL:
             self.device.api.call.backend_buffer_free(self.buffer)
 
+    def outdate(self) -> None:
+        """Note that the weight's bytes were changed without a new version: the next run repacks them."""
+        self.tensor_version = -1
+
     cdef bint is_of(self, Tensor w) noexcept:
         return self.tensor_version == w.version and self.tensor() is w
 
