@@ -313,6 +313,29 @@ def test_short_reads_are_continued(direct, part, data, table, path, expected):
         assert np.array_equal(case.run(), expected()) and count[0] > len(data)
 
 
+def test_a_read_goes_on_while_another_thread_gives_up_direct_reads(tmp_path):
+    path = tmp_path / "file"
+    content = os.urandom(CHUNK + BLOCK)
+    path.write_bytes(content)
+    file = StoredFile(str(path))
+    if not file.is_direct:
+        pytest.skip("the file system has no direct reads")
+
+    def preadv(fd, out, offset):
+        got = os.preadv(fd, [out], offset)
+        file.give_up_direct()       # as the other thread does between two chunks of this read
+        return got
+
+    file.preadv = preadv
+    memory = aligned(len(content))
+    file.read(0, memory, 0, len(content), (0, len(content)))
+    assert memory.tobytes() == content and not file.is_direct
+    file.reopen_direct()
+    assert file.is_direct
+    file.close()
+    assert not file.is_direct
+
+
 def test_a_file_system_that_refuses_direct_reads_later_is_read_through_the_page_cache(data, table, path, expected):
     with Case(gs.FileStore(rows=rows()), data, table, path) as case:
         if not case.buffer.file.is_direct:

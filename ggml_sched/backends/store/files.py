@@ -40,6 +40,7 @@ class StoredFile:
     """
 
     _fd = _direct = -1
+    _gave_up = False
 
     def __init__(self, path: str, direct: bool | None = None, status: os.stat_result | None = None) -> None:
         self.path = path
@@ -69,20 +70,21 @@ class StoredFile:
                 os.preadv(self._direct, [memoryview(cast("Any", aligned(BLOCK)))], 0)
                 return
             except OSError as error:
-                self.give_up_direct()
+                self._close_direct()
                 why = error
         if required:
             raise FetchError(f"{self.path}: no direct reads: {why}", path=self.path)
 
     def reopen_direct(self) -> None:
         """Read past the page cache again, where the file system allows it."""
-        self.give_up_direct()
-        self._open_direct(False)
+        self._gave_up = False
+        if self._direct < 0:
+            self._open_direct(False)
 
     @property
     def is_direct(self) -> bool:
         """Whether reads go past the page cache."""
-        return self._direct >= 0
+        return self._direct >= 0 and not self._gave_up
 
     @property
     def closed(self) -> bool:
@@ -90,7 +92,7 @@ class StoredFile:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        self.give_up_direct()
+        self._close_direct()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -99,7 +101,10 @@ class StoredFile:
         self.close()
 
     def give_up_direct(self) -> None:
-        """Read through the page cache from now on."""
+        """Read through the page cache from now on; another thread may still be reading past it."""
+        self._gave_up = True
+
+    def _close_direct(self) -> None:
         fd, self._direct = self._direct, -1
         if fd >= 0:
             os.close(fd)
