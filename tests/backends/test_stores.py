@@ -247,6 +247,21 @@ def test_what_is_no_file_is_an_error(tmp_path):
         gs.FileStore().open_file(tmp_path)
 
 
+def test_a_named_pipe_is_an_error_and_not_a_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    run_python("-c", f"""
+import signal
+import ggml_sched as gs
+signal.alarm(20)
+try:
+    gs.FileStore().open_file({str(tmp_path / "pipe")!r})
+except gs.FetchError as error:
+    assert "not a regular file" in str(error)
+else:
+    raise AssertionError
+""")
+
+
 def test_direct_reads_can_be_required(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(bytes(10))
