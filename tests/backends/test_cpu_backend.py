@@ -149,7 +149,7 @@ def test_buffer_over_an_address():
     for bad in (lambda: backend.buffer_from_ptr(block.ctypes.data), lambda: backend.buffer_from_ptr("text")):
         with pytest.raises(TypeError):
             bad()
-    for address, size in ((0, 5), (-5, 5), (1 << 64, 1), (4096, -1)):
+    for address, size in ((0, 5), (-5, 5), (1 << 64, 1), (4096, -1), (4096, 1 << 63)):
         with pytest.raises(ValueError):
             backend.buffer_from_ptr(address, size)
     assert backend.buffer_from_ptr(0, 0).size == 0

@@ -176,7 +176,7 @@ def wrap(source: Memory, size: int | None) -> np.ndarray:
         if size is None:
             raise TypeError("memory given as an address needs a size in bytes")
         size = index(size)
-        if size < 0 or address < 0 or address + size > 1 << 64:
+        if not 0 <= size < 1 << 63 or address < 0 or address + size > 1 << 64:
             raise ValueError(f"{size} bytes at address {address:#x} are no range of memory")
         if size == 0:
             return np.empty(0, np.uint8)
