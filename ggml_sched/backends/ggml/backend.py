@@ -46,8 +46,8 @@ class GgmlBackend(GgmlBase, HostBackend):
     `ggml` package).  `memory` bounds all buffers together, in bytes.  `repack`: quantised weights that only matrix
     products read are kept a second time, in layouts that ggml computes faster with.  `own_products`: where ggml has no
     such layout, CpuBackend's kernels multiply prompts by quantised weights, on ggml's threads, if the CPU has AVX-512
-    with VNNI: ggml's kernels take up to fifteen times as long.  CpuBackend's kernels also multiply four columns or
-    fewer by float weights, which they read faster.  `steady` does nothing and is deprecated.
+    with VNNI: ggml's kernels take up to fifteen times as long.  On such a CPU they also multiply four columns or fewer
+    by float weights, which they read faster.  `steady` does nothing and is deprecated.
 
     Raises BackendError where there is no ggml (it says what to install), or no such device.
     """
