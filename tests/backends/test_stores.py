@@ -13,9 +13,11 @@ from forks import in_child
 from processes import run_python
 
 import ggml_sched as gs
+from ggml_sched.backends.store import queue as queue_module
 from ggml_sched.backends.store.files import BLOCK, CHUNK, ROOM, StoredFile, aligned
 from ggml_sched.backends.store.queue import StoreQueue
 from ggml_sched.backends.store.rows import GAP, read_together
+from ggml_sched.threads.workers import Crew
 
 WIDTH = 96
 
@@ -584,6 +586,25 @@ def test_an_event_of_a_store_passes_after_a_failure_and_what_is_behind_it_is_ski
     queue.close()
     with pytest.raises(gs.BackendError, match="'disk' is closed"):
         queue.put(ran.clear)
+
+
+def test_two_threads_that_queue_the_first_task_share_a_crew(monkeypatch):
+    made = []
+
+    def slow(*arguments, **options):
+        time.sleep(0.05)        # both threads are here, without a lock
+        made.append(Crew(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(queue_module, "Crew", slow)
+    with gs.Store("store") as store:
+        threads = [threading.Thread(target=store.put, args=(lambda: None,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.synchronize()
+        assert len(made) == 1
 
 
 def test_a_host_without_threads_is_an_error_and_not_a_hang(monkeypatch, data, table, path):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ggml_sched.errors import BackendError
-from ggml_sched.threads.locks import Latch
+from ggml_sched.threads.locks import ForkLock, Latch
 from ggml_sched.threads.workers import Crew
 
 __all__ = ["Mark", "StoreQueue"]
@@ -100,6 +100,7 @@ class StoreQueue:
         self.stalled: float = 0.0
         self.is_closing: bool = False
         self._crew: Crew | None = None
+        self._crew_lock = ForkLock()            # two threads may both queue the first task
         self._reads = _Reads()
         self._seconds_before = 0.0
         self._error: BaseException | None = None
@@ -166,11 +167,12 @@ class StoreQueue:
     def _threads(self) -> Crew:
         if self.is_closing:
             raise BackendError(f"backend {self.name!r} is closed")
-        crew = self._crew
-        if crew is None or not crew.is_here:
-            self._seconds_before, self._reads = self.seconds, _Reads()
-            self._error = None
-            crew = self._crew = Crew([f"ggml-sched {self.name}"] * self.n_threads, in_turns=True)
+        with self._crew_lock:
+            crew = self._crew
+            if crew is None or not crew.is_here:
+                self._seconds_before, self._reads = self.seconds, _Reads()
+                self._error = None
+                crew = self._crew = Crew([f"ggml-sched {self.name}"] * self.n_threads, in_turns=True)
         if not crew.threads:
             self._crew = None
             raise BackendError(f"backend {self.name!r}: the host gives no thread to read on")
