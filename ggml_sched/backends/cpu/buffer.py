@@ -70,8 +70,8 @@ class CpuBuffer(Buffer):
         self.changed()
 
     def changed(self) -> None:
-        """Called after `write` and `clear`, which give no tensor a new version.  For a subclass that keeps copies of the
-        bytes."""
+        """Called after `write` and `clear`, which give no tensor a new version.  For a subclass that keeps copies of
+        the bytes."""
 
     def free(self) -> None:
         self._memory, self.plain = None, False

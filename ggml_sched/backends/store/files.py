@@ -44,7 +44,8 @@ class StoredFile:
 
     def __init__(self, path: str, direct: bool | None = None, status: os.stat_result | None = None) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))  # else a pipe waits
+        # O_NONBLOCK: to open a named pipe would wait for its writer.
+        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode):
