@@ -85,11 +85,12 @@ class Recording:
 
 def _recorded(method: str, inherited: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inherited)
-    def call(self: Any, *args: Any) -> Any:
-        self.calls.append(Call(method, args))
-        result = inherited(self, *args)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
+        self.calls.append(Call(method, given))
+        result = inherited(self, *args, **options)
         if method == "graph_plan_create":
-            self._plans.append((args[0], result))
+            self._plans.append((given[0], result))
         return result
 
     call.recorded = True  # type: ignore[attr-defined]

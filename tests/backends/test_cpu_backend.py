@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import mmap
+import tracemalloc
 
 import devices
 import numpy as np
@@ -522,3 +523,21 @@ def test_the_bound_of_host_memory_holds_for_every_op(n_threads):
                 if plan.n_compiled == n_nodes:
                     assert plan.work_size == bound, case.name
                 backend.graph_plan_free(plan)
+
+
+def test_host_work_counts_what_the_oracle_takes(ctx):
+    """Of a node that only it computes, and of every node of a backend without compiled kernels."""
+    w, x = ctx.tensor("q4_0", (1024, 1024)), ctx.tensor("f32", (1024, 8))
+    product = ctx.mul_mat(w, x)
+    q = ctx.tensor("f32", (1000, 2, 1))        # transposed: no compiled kernel reads it
+    k, v = (ctx.tensor("f32", (2, 1000, 1)) for _ in range(2))
+    attention = ctx.flash_attn_ext(ctx.permute(q, 1, 0, 2, 3), k, v)
+    with gs.CpuBackend(1, kernels="numpy") as backend, backend.alloc_tensors(ctx, usage="any"):
+        for node in (product, attention):
+            graph = gs.Graph(node)
+            backend.graph_compute(graph)
+            tracemalloc.start()
+            backend.graph_compute(graph)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert backend.host_work(graph.nodes) >= peak > 1 << 20

@@ -119,3 +119,19 @@ def test_a_scan_reads_views_of_one_projection(ctx):
     pair = v[both].reshape(1, n_tokens, 1, 2 * d_state)
     want = scan(v[s], v[x], v[dt][0], v[a][0, 0], pair[..., :d_state], pair[..., d_state:], [0])
     assert_close(compute(ctx, ctx.ssm_scan(s, x, dt, a, b, c, ids), v | {ids: [0]}), want, scale=np.abs(want).max())
+
+
+@pytest.mark.parametrize("d_state", [3, 4, 8, 11])
+def test_an_infinite_input_of_ssm_scan_gives_no_nan_from_lanes_without_a_state(ctx, d_state):
+    state, ids = ctx.tensor("f32", (d_state, 1, 1, 1)), ctx.tensor("i32", (1,))
+    x, dt, a = ctx.tensor("f32", (1, 1, 1, 1)), ctx.tensor("f32", (1, 1, 1)), ctx.tensor("f32", (1, 1))
+    b, c = (ctx.tensor("f32", (d_state, 1, 1, 1)) for _ in range(2))
+    graph, seen = gs.Graph(ctx.ssm_scan(state, x, dt, a, b, c, ids)), []
+    for kernels in ("numpy", "compiled"):
+        with gs.CpuBackend(1, kernels=kernels) as backend, backend.alloc_tensors(ctx, usage="any"):
+            for tensor, value in ((state, 1), (x, np.inf), (dt, 1), (a, -0.5), (b, 1), (c, 1)):
+                tensor.set(np.full(tensor.ne[::-1], value, np.float32))
+            ids.set(np.zeros(1, np.int32))
+            backend.graph_compute(graph)
+            seen.append(graph.nodes[-1].numpy())
+    assert np.array_equal(*seen) and np.all(np.isinf(seen[0]))

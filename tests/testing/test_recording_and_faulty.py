@@ -124,3 +124,13 @@ def test_every_kind_of_copy_fails(method):
     with pytest.raises(gs.BackendError, match="copying 'x' failed"):
         getattr(faulty, method)(x, y)
     assert getattr(faulty, method)(x, y) and y.numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_recorded_methods_take_arguments_by_name():
+    class Recorded(Recording, Squares):
+        pass
+
+    backend = Recorded("mine")
+    with backend.alloc_buffer(size=64) as buffer:
+        assert buffer.size == 64
+    assert backend.take()[0] == Call("alloc_buffer", (64,))

@@ -14,7 +14,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_MAX_SRC, GS_NO_HOST_MEMORY, GS_OK, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node, gs_op_family,
+    GS_MAX_SRC, GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul,
+    gs_node, gs_op_family,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
@@ -55,9 +56,10 @@ cdef enum:
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
-def work_of(nodes, int32_t n_threads):
+def work_of(nodes, int32_t n_threads, bint compiled):
     """An upper bound, in bytes, of the work memory that computing these nodes takes, in one run or several: that of the
-    compiled calls or, for a node without compiled kernel, of the oracle's arrays.  The nodes need no addresses."""
+    compiled calls or, for a node without compiled kernel and without `compiled` for all, of the oracle's arrays.  The
+    nodes need no addresses."""
     cdef NodeTable table = NodeTable(nodes)
     cdef gs_node[1 + GS_MAX_SRC] made
     cdef gs_calls calls
@@ -78,10 +80,12 @@ def work_of(nodes, int32_t n_threads):
         made[0].data = <void *>(<uintptr_t>64 << 40)
         memset(&calls, 0, sizeof(calls))
         memset(&tables, 0, sizeof(tables))
-        if gs_build_node(made, 0, &calls, &tables) == GS_OK:
+        if compiled and gs_build_node(made, 0, &calls, &tables) == GS_OK:
             scratch, shared = max(scratch, calls.scratch), max(shared, calls.shared)
             most = max(most, LEAST_WORK)
         else:
+            if made[0].op == GS_OP_FLASH_ATTN_EXT:      # scores, of which no source's bytes are a measure
+                size += made[1].layout.ne[1] * made[1].layout.ne[2] * made[1].layout.ne[3] * made[2].layout.ne[1]
             most = max(most, size * NUMPY_WORK)
         gs_free_calls(&calls)
     return max(most, scratch * n_threads + shared)

@@ -229,7 +229,7 @@ class CpuBackend(HostBackend):
         return self._work.held
 
     def host_work(self, nodes: Sequence[Tensor]) -> int:
-        return work_of(computed(tuple(nodes)), self.n_threads)
+        return work_of(computed(tuple(nodes)), self.n_threads, self._pool is not None)
 
     def inplace_sources(self, op: str) -> int:
         found = KERNELS.get(op)

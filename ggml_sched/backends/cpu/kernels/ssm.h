@@ -47,7 +47,9 @@ static float scan_row(float *state, int64_t n, const char *a, int64_t sa, float 
         vf s = vload(sv) * vexp(vload(av) * step) + x * step * vload(bv);
         vstore(sv, s);
         memcpy(state + i, sv, (size_t)count * 4);
-        sum += s * vload(cv);
+        for (int64_t k = count; k < V; k++)
+            sv[k] = 0; /* an infinite x makes these lanes NaN */
+        sum += vload(sv) * vload(cv);
     }
     return vsum(sum);
 }
