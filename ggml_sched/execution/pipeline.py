@@ -203,8 +203,9 @@ class Pipeline:
         due = {k: task.action for k, task in enumerate(tasks) if task.action is not None}
         for k in due if is_threaded else ():
             self._crew(tasks[k].backend)
-        while len(self._in_flight) >= self._limit:
-            self._in_flight.popleft().wait()
+        # `drain`, on another thread, replaces the queue and leaves what it held, so the oldest compute is there.
+        while len(in_flight := self._in_flight) >= self._limit:
+            in_flight.popleft().wait()
         self._n_issuing += 1
         try:
             with self._changing:
@@ -307,15 +308,15 @@ class Pipeline:
             except Exception as error:
                 state.fail(error)
                 self._note_failure(str(error))
+        epoch = self.failure_epoch()
         with self._changing:
             if self._n_added != n_added or self._n_issuing:
                 return
-            self._epoch_of_drained = self.failure_epoch()
-            state.last.clear()
-            self._history.clear()
-            self._in_flight.clear()
-            self._has_deferred = False
-            self._kept.clear()
+            # What these hold is freed outside of the lock, because what it calls may drain, too.
+            held = state.last, self._history, self._in_flight, self._kept  # noqa: F841
+            self._epoch_of_drained, self._has_deferred = epoch, False
+            state.last, self._kept = {}, []
+            self._history, self._in_flight = deque(maxlen=self._limit), deque()
 
     def failure_epoch(self) -> int:
         """A number that grows with each failure of queued work on one of the backends.
