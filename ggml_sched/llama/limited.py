@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import ggml_sched as gs
@@ -27,6 +26,7 @@ from ggml_sched.llama.expert_slots import SlotsSpec, slots_for
 from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
+from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
     from ggml_sched import Plan, Store

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Never, cast
 
 from ggml_sched._graph import Tensor, Type
+from ggml_sched._host import host_memory
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.errors import OutOfMemory
@@ -235,8 +236,6 @@ def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
     """The context for `n_ctx` 0 or None: the length that the model was trained with, or less, so that the cache takes
     at most half of the free memory (of the host, and of the backends together), and an eighth of the sum of `limits`.
     """
-    from ggml_sched.placement.measure import host_memory
-
     row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
     left = [backend.memory_available() for backend in backends]
     known = [] if (free := host_memory()) is None else [free]

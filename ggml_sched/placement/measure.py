@@ -8,7 +8,6 @@ warm up and then up to five times; the median counts.  The weights together exce
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -16,15 +15,15 @@ from time import perf_counter
 from typing import TypeAlias
 
 from ggml_sched._graph import Context, Graph, Tensor, bind_resident, new_buffer
+from ggml_sched._host import host_memory
 from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.placement.devices import ATTENTION, DRIVER, PROMPT_ATTENTION, Device, Link
 from ggml_sched.placement.facts import facts
 
-__all__ = ["TYPES", "host_memory", "is_driven", "measure", "measure_links", "memory_left"]
+__all__ = ["TYPES", "is_driven", "measure", "measure_links", "memory_left"]
 TYPES = ("f16", "q4_0", "q8_0")
 """The types of weights that are measured unless others are given."""
-MEMINFO = "/proc/meminfo"
 _POOL = 256 << 20
 """Bytes of all weights of a chain, where the device has room."""
 _NODES = 16
@@ -321,21 +320,6 @@ def memory_left(backend: Backend, memory: int | None = None) -> int:
     if left is None:
         raise ValueError(f"backend {backend.name!r} does not say how much memory it has: give memory=")
     return left
-
-
-def host_memory() -> int | None:
-    """Bytes that the system can still give, as Linux counts them; elsewhere all of its memory."""
-    try:
-        with open(MEMINFO, encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _allocated(backend: Backend, wished: int, room: int) -> tuple[Buffer, int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggml_sched._graph import Context, Graph, Tensor, new_buffer, op_names
+from ggml_sched._host import host_memory
 from ggml_sched.backend import Backend, Buffer, GraphView, note_nodes, tensor_copy
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.remote.envelope import DRIVER, FREES, Envelope, Segment, error_values
@@ -413,8 +414,6 @@ class Worker:
         return self.available(self._backend(device)[0])
 
     def _system_memory(self, session: _Session, device: Any) -> int | None:
-        from ggml_sched.placement.measure import host_memory
-
         return host_memory() if self._backend(device)[1].is_host else None
 
     def _work_held(self, session: _Session, device: Any) -> int:

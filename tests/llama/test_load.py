@@ -9,10 +9,10 @@ from devices import device, poisoned
 from small_llama import SHAPES
 
 import ggml_sched as gs
+from ggml_sched import _host
 from ggml_sched.llama import load, model_graphs, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
 from ggml_sched.llama.load import trained_context
-from ggml_sched.placement import measure
 
 SMALL = random_llama(1, **SHAPES, n_ctx=96)
 TOKENS = [3, 14, 15, 9, 26, 5]
@@ -111,7 +111,7 @@ def test_the_context_is_known_where_the_system_does_not_say_how_much_memory_is_f
         raise ValueError("unrecognized configuration name")
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    monkeypatch.setattr(measure, "MEMINFO", os.devnull)
+    monkeypatch.setattr(_host, "MEMINFO", os.devnull)
     with load(SMALL) as model:
         assert model.n_ctx == 96
 

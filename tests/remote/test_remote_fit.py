@@ -10,8 +10,9 @@ from remote_workers import simulated
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched._host import host_memory
 from ggml_sched.llama import model_graphs
-from ggml_sched.placement.measure import host_memory, measure_links, memory_left
+from ggml_sched.placement.measure import measure_links, memory_left
 
 MODEL = llama.random_llama(n_vocab=2000, n_embd=128, n_layer=6)
 
