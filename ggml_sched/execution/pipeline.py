@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from operator import methodcaller
@@ -106,6 +106,10 @@ class _QueuedCompute:
         self.keep_alive.clear()
 
 
+_Step = tuple[Backend, Action, _Completion | None, Sequence[_Completion]]
+"""The arguments of `_QueuedCompute.issue` for one step."""
+
+
 class _State:
     """State shared by the pipeline and its threads.
 
@@ -180,14 +184,15 @@ class Pipeline:
         self._in_flight: deque[_QueuedCompute] = deque()
         """Computes for which nothing has waited yet, the oldest first: at most `_limit`."""
         self._count = 0
+        """How many computes were added to these: a compute that `submit` adds has this number."""
         self._has_deferred = False
         """Whether `defer` has noted a compute, which was issued without `submit`, and no call has waited for it yet."""
         self._kept: list[object] = []
         """Objects that backends still use, for deferred computes: held until `drain`."""
         self._changing = ForkLock()
         """Held where a compute is added to these, and where `drain` empties them: a reader on another thread drains."""
-        self._n_added = self._n_issuing = 0
-        """How many computes were added; how many calls issue the steps of one at present."""
+        self._is_issuing = False
+        """Whether `submit` adds a compute, or issues its steps, at present."""
 
     def submit(self, tasks: Sequence[Task], inline: bool = False) -> None:
         """Queue one compute: a task for each step of its program.
@@ -206,33 +211,43 @@ class Pipeline:
         # `drain`, on another thread, replaces the queue and leaves what it held, so the oldest compute is there.
         while len(in_flight := self._in_flight) >= self._limit:
             in_flight.popleft().wait()
-        self._n_issuing += 1
         try:
-            with self._changing:
-                compute, last = self._new_compute(tasks, {} if inline else {tasks[k].backend: k for k in due},
-                                                  is_threaded)
-                steps = [(tasks[k].backend, action, compute.completions.get(k),
-                          self._completions(compute, tasks[k].waits) if tasks[k].waits else ())
-                         for k, action in due.items()]
-                commits: list[Callable[[], None]] = [
-                    partial(self._history.append, compute), partial(self._in_flight.append, compute),
-                    partial(self._state.last.update, last)]
-                for step in steps if is_threaded else ():
-                    commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
-                self._n_added += 1
-                any(map(_CALL, commits))    # runs in C alone, so that no signal handler can run when only some are done
-            for step in () if is_threaded else steps:
-                if compute.number < self._state.failed:
-                    try:
-                        compute.issue(*step)
-                    except BaseException as error:
-                        self._state.fail(error, compute.number)
-                        if inline or not isinstance(error, Exception):
-                            raise
-            if not is_threaded and not inline:
-                self._flush()
+            self._is_issuing = True
+            compute, steps = self._add(tasks, due, inline, is_threaded)
+            if not is_threaded:
+                self._issue(compute, steps, inline)
         finally:
-            self._n_issuing -= 1
+            self._is_issuing = False
+
+    def _add(self, tasks: Sequence[Task], due: Mapping[int, Action], inline: bool,
+             is_threaded: bool) -> tuple[_QueuedCompute, list[_Step]]:
+        """Queue a compute: (it, its steps).  With `is_threaded` the threads of the backends issue the steps."""
+        ends = {} if inline else {tasks[k].backend: k for k in due}
+        with self._changing:
+            compute, last = self._new_compute(tasks, ends, is_threaded)
+            steps: list[_Step] = [(tasks[k].backend, action, compute.completions.get(k),
+                                   self._completions(compute, tasks[k].waits) if tasks[k].waits else ())
+                                  for k, action in due.items()]
+            commits: list[Callable[[], None]] = [
+                partial(self._history.append, compute), partial(self._in_flight.append, compute),
+                partial(self._state.last.update, last)]
+            for step in steps if is_threaded else ():
+                commits.append(self._crews[step[0]].putting(partial(_issue_on_thread, self._state, compute, *step)))
+            any(map(_CALL, commits))    # runs in C alone, so that no signal handler can run when only some are done
+        return compute, steps
+
+    def _issue(self, compute: _QueuedCompute, steps: Sequence[_Step], inline: bool) -> None:
+        """Issue the steps of a compute on the caller's thread; exceptions are kept, and raised with `inline`."""
+        for step in steps:
+            if compute.number < self._state.failed:
+                try:
+                    compute.issue(*step)
+                except BaseException as error:
+                    self._state.fail(error, compute.number)
+                    if inline or not isinstance(error, Exception):
+                        raise
+        if not inline:
+            self._flush()
 
     def _flush(self) -> None:
         """Call `flush` of the backends that gather commands, after all steps of a compute were issued; its exceptions
@@ -270,7 +285,7 @@ class Pipeline:
         then."""
         keeps = not all(backend.takes_at_once for backend in self.backends)
         with self._changing:
-            self._n_added += 1
+            self._count += 1
             self._has_deferred = True
             if keeps:
                 self._kept.append(keep_alive)
@@ -298,7 +313,7 @@ class Pipeline:
         if not self._in_flight and not self._history and not self._has_deferred:
             return          # nothing queued
         self._after_fork()
-        state, n_added = self._state, self._n_added
+        state, count = self._state, self._count
         if self._crews and any(threading.current_thread() in crew.threads for crew in self._crews.values()):
             return          # a backend reads a tensor while it computes: its thread would wait for itself
         state.wait()
@@ -310,7 +325,7 @@ class Pipeline:
                 self._note_failure(str(error))
         epoch = self.failure_epoch()
         with self._changing:
-            if self._n_added != n_added or self._n_issuing:
+            if self._count != count or self._is_issuing:
                 return
             # What these hold is freed outside of the lock, because what it calls may drain, too.
             held = state.last, self._history, self._in_flight, self._kept  # noqa: F841
