@@ -607,7 +607,7 @@ def note_written(list leafs not None, int64_t n_done):
     cdef Tensor root
     cdef int64_t first
     for root, first in leafs:
-        if root._lease is None and root._buffer is not None or root._lease is not None and not root._lease.transient:
+        if root.settled() is not None:
             root.version += 1
         else:
             root.overwritten = first < n_done

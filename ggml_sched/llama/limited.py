@@ -198,7 +198,7 @@ class _Limited:
     @cached_property
     def shift(self) -> Graph | None:
         """The graph of a context shift; None for a model whose positions cannot move."""
-        shift = None if self.hparams.recurrent else build_shift(self.hparams, self.outline.weights, self.cache)
+        shift = build_shift(self.hparams, self.outline.weights, self.cache)
         return None if shift is None else shift.graph
 
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:

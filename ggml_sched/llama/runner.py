@@ -159,8 +159,6 @@ class Runner:
             self._allocate(graph)
             graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
                              int(batch.sequences[0]))
-            if self._expects:
-                self._expect(graph.shape)
             self._run(graph, True)
             if graph.output is not None and len(out):
                 graph.output.backend.get_tensor(graph.output, out)
@@ -188,14 +186,14 @@ class Runner:
                 one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
                 graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
                                  partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
-        if self._expects:
-            self._expect(graph.shape)
         self._run(graph, self._waits)
         output = graph.output
         if output is not None and not output.fetch(out):
             output.backend.get_tensor(output, out)
 
     def _run(self, graph: BatchGraph, wait: bool) -> None:
+        if self._expects:
+            self._expect(graph.shape)
         recorder = self.recorder
         if recorder is None:
             self.scheduler.compute(graph.graph, wait=wait)
@@ -317,7 +315,7 @@ class Runner:
     def _build_shift(self) -> ShiftGraph | None:
         from ggml_sched.llama.shift import build_shift
 
-        return None if self.is_recurrent else build_shift(self.hparams, self.weights, self.cache)
+        return build_shift(self.hparams, self.weights, self.cache)
 
     def clear(self) -> None:
         """Empty the cache."""

@@ -34,7 +34,10 @@ class ShiftGraph(NamedTuple):
 
 
 def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:
-    """The graph that rotates every row of every layer's K cache; None for a model without rope."""
+    """The graph that rotates every row of every layer's K cache; None for a model without rope, and for a recurrent
+    one, whose states no graph can move."""
+    if hparams.recurrent:
+        return None
     ctx = Context(f"{hparams.arch} shift of {cache.n_ctx} rows")
     deltas = ctx.tensor("i32", cache.n_ctx, "K_shift", input=True)
     factors = rope_factors(hparams, weights, cache)

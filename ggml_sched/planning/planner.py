@@ -84,7 +84,7 @@ class Planner:
         # {(wiring, request key, fusion groups): reserved plans, those with the smallest arenas first}.  A graph of that
         # key whose tensors are no larger gets one of them by replay, without planning.  Kept until `clear`.
         self._reserved: dict[Key, list[PlanData]] = {}
-        # Adopted plans, by the key of the plan cache.  Kept until `clear`.
+        # Adopted plans, by `_lasting_key`.  Kept until `clear`.
         self._adopted: dict[Key, Adopted] = {}
         # {graph: the same graph in the order that `reorder` chose}: an order is searched for once.
         self._orders: weakref.WeakKeyDictionary[Graph, Graph] = weakref.WeakKeyDictionary()
@@ -134,12 +134,7 @@ class Planner:
         given = plan.given_graph
         order = None if plan.graph is given else tuple(given.position_of(node) for node in plan.graph.nodes)
         request = Request(given, self.devices, assigned)
-        self._adopted[self._adopted_key(given, request)] = Adopted(plan.data, order, self.devices.epoch())
-
-    def _adopted_key(self, graph: Graph, request: Request) -> Key:
-        """The key of an adopted plan: that of the plan cache without the epoch, because it is kept when backends change
-        their answers."""
-        return self._key(graph, request, self.policy)[:-1]
+        self._adopted[self._lasting_key(given, request, self.policy)] = Adopted(plan.data, order, self.devices.epoch())
 
     def clear(self) -> None:
         """Drop every plan, and the support cache."""
@@ -153,7 +148,7 @@ class Planner:
         """The adopted plan of an equal graph, and its request; None without one.  OutOfMemory if it exceeds a budget,
         HazardError if a backend that has changed its answers does not support it any more."""
         request = Request(graph, self.devices, assigned)
-        key = self._adopted_key(graph, request)
+        key = self._lasting_key(graph, request, self.policy)
         adopted = self._adopted.get(key)
         if adopted is None:
             return None
@@ -206,10 +201,14 @@ class Planner:
         return Plan(graph, data, self.backends, self.policy_name, given)
 
     def _key(self, graph: Graph, request: Request, policy: Policy) -> Key:
-        """The key of a plan in the cache.  It has `stream` and `windows` of the policy, because a planner changes no
-        other field of its policy."""
+        """The key of a plan in the cache, which is dropped when backends change their answers."""
+        return (*self._lasting_key(graph, request, policy), self.devices.epoch())
+
+    def _lasting_key(self, graph: Graph, request: Request, policy: Policy) -> Key:
+        """The key of an adopted plan.  It has `stream` and `windows` of the policy, because a planner changes no other
+        field of its policy."""
         limits = tuple([backend.max_buffer_size for backend in self.backends])
-        return graph.fingerprint, request.key, policy.stream, policy.windows, limits, self.devices.epoch()
+        return graph.fingerprint, request.key, policy.stream, policy.windows, limits
 
     def _find_plan(self, given: Graph, graph: Graph, request: Request, policy: Policy) -> Plan:
         """A plan from the cache, by replay of a reserved plan, or newly made."""
