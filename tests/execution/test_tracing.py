@@ -213,17 +213,18 @@ def test_a_model_s_tokens_are_those_without_a_trace():
 # -- failures ---------------------------------------------------------------------------------------------
 
 
+def break_step(number):
+    raise RuntimeError("broken")
+
+
 def test_a_compute_that_fails_has_the_steps_before_and_the_trace_goes_on():
     backends = [gs.CpuBackend(1, name="cpu0"), Gated("cpu1")]
     chain = Chain(backends)
 
-    def fail(number):
-        raise RuntimeError("broken")
-
     with chain.scheduler(backends) as scheduler:
         with scheduler.trace() as trace:
             chain.compute(scheduler, 0)
-            backends[1].before = fail
+            backends[1].before = break_step
             with pytest.raises(RuntimeError, match="broken"):
                 scheduler.compute(chain.graph)
             backends[1].before = lambda number: None
@@ -239,15 +240,12 @@ def test_a_queued_compute_that_fails_has_failed_in_the_trace():
     backends = [gs.CpuBackend(1, name="cpu0"), Gated("cpu1")]
     chain = Chain(backends)
 
-    def fail(number):
-        raise RuntimeError("broken")
-
     with chain.scheduler(backends) as scheduler:
         chain.compute(scheduler, 0)
         with pytest.raises(RuntimeError, match="broken"), scheduler.trace() as trace:
             scheduler.compute_async(chain.graph)
             scheduler.synchronize()
-            backends[1].before = fail
+            backends[1].before = break_step
             scheduler.compute_async(chain.graph)
             scheduler.compute_async(chain.graph)
         assert [compute.failed for compute in trace.computes] == [False, True, True]

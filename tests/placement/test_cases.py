@@ -96,15 +96,21 @@ def cheapest_of_the_tables(model, tables, chain):
     return best
 
 
+def searched(seed):
+    """A random small model on two devices: (its trials, its tables, candidates without a placement)."""
+    graphs = [layered(random.Random(seed), 1, tokens) for tokens in (1, 64)]
+    given = devices(random.Random(seed), 2, sum(sized(graphs[0]).values()))[::-1]
+    links = Links(given, gs.Link(5e8, 1e-6))
+    model = Trials(graphs, given, links, (1.0, 0.0), 1.0)
+    tables = Tables(model.facts, model.weights, given, links, [False, False], {})
+    return model, tables, Candidates([model], given, 0.001, False, 0.0)
+
+
 def test_no_placement_of_the_tables_undercuts_what_cases_prove():
     parts = []
     for seed in range(6):
-        graphs = [layered(random.Random(seed), 1, tokens) for tokens in (1, 64)]
-        given = devices(random.Random(seed), 2, sum(sized(graphs[0]).values()))[::-1]
-        links = Links(given, gs.Link(5e8, 1e-6))
-        model = Trials(graphs, given, links, (1.0, 0.0), 1.0)
-        tables = Tables(model.facts, model.weights, given, links, [False, False], {})
-        bound = Branching(Candidates([model], given, 0.001, False, 0.0), [tables], [{}]).run()
+        model, tables, candidates = searched(seed)
+        bound = Branching(candidates, [tables], [{}]).run()
         best = cheapest_of_the_tables(model, tables, tables.chain())
         assert bound <= best * (1 + 1e-9)
         parts.append(bound / best)
@@ -118,12 +124,7 @@ def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(m
     monkeypatch.setattr(branching, "UNITED", 1e3)
     rose = members = 0
     for seed in range(6):
-        graphs = [layered(random.Random(seed), 1, tokens) for tokens in (1, 64)]
-        given = devices(random.Random(seed), 2, sum(sized(graphs[0]).values()))[::-1]
-        links = Links(given, gs.Link(5e8, 1e-6))
-        model = Trials(graphs, given, links, (1.0, 0.0), 1.0)
-        tables = Tables(model.facts, model.weights, given, links, [False, False], {})
-        candidates = Candidates([model], given, 0.001, False, 0.0)
+        model, tables, candidates = searched(seed)
         search = Branching(candidates, [tables], [{}])
         search.run()
         best = cheapest_of_the_tables(model, tables, tables.chain())
