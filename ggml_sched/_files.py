@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and streams whose calls move fewer bytes than they are asked for."""
+"""Files that are written whole or not at all; reads and writes of all bytes, where one call may move fewer."""
 
 from __future__ import annotations
 

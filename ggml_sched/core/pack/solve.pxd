@@ -14,7 +14,7 @@ cdef enum:
     PACK_BY_SIZE = 1            # size, then lifetime
     PACK_BY_WAT = 2
     PACK_BY_TAW = 3
-    PACK_ORDERS = 4             # number of the orders above, which packing in one pass tries; a search uses the one below, too
+    PACK_ORDERS = 4             # number of the orders above; one-pass packing tries these, searches one more
     PACK_BY_LONG_AREA = 4       # size times lifetime cubed
     PACK_INDEX_BITS = 24        # low bits of a sort key, the buffer's index; the sorted fields are above them
     PACK_INDEX_MASK = 0xffffff
