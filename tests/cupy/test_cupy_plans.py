@@ -12,6 +12,7 @@ from ggml_sched.backends.cupy.device import DeviceError
 
 RNG = np.random.default_rng(4)
 KERNEL = "elementwise.binary"
+STREAM = 4      # its place in the arguments of Function.launch
 
 
 class Sums:
@@ -83,6 +84,23 @@ def test_kernels_of_a_plan_are_compiled_together_before_it_runs(cuda, ctx, monke
         together, *one_by_one = asked
         assert together == needed and set(one_by_one) == needed
         asked.clear()
+
+
+def test_other_threads_may_wait_for_a_backend_that_captures(cuda, sums, monkeypatch):
+    """As they do when they free memory or read a result: CUDA refuses to wait for a stream that is captured."""
+    function = type(cuda.function(KERNEL))
+    launch, waits = function.launch, []
+
+    def launch_while_another_thread_waits(self, *args):
+        launch(self, *args)
+        if args[STREAM].is_capturing:
+            waits.append(threading.Thread(target=cuda.settle))
+            waits[-1].start()
+            waits[-1].join()
+
+    monkeypatch.setattr(function, "launch", launch_while_another_thread_waits)
+    sums.check(3)
+    assert waits and sums.plan.captures == 1 and cuda.device.counts.graph_launches == 2
 
 
 def test_without_capture_every_kernel_is_launched():
@@ -392,11 +410,11 @@ def test_numbers_of_nodes_are_used_again(cuda):
 
 
 def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
-    """Let a method of the device raise when `is_refused()`; whether it did, for each call."""
+    """Let a method of the device raise when `is_refused(*args)`; whether it did, for each call."""
     function, calls = getattr(owner, method), []
 
     def call(self, *args):
-        calls.append(is_refused(self))
+        calls.append(is_refused(*args))
         if calls[-1]:
             if method == "end_capture":
                 function(self)      # over it is
@@ -411,7 +429,7 @@ def refusing(monkeypatch, owner: type, method: str, is_refused) -> list[bool]:
 def test_what_cannot_be_captured_runs_as_it_is_and_is_tried_again_later(cuda, sums, method, monkeypatch):
     owner, no_room, tried = type(cuda.function(KERNEL) if method == "launch" else cuda.stream), [True], []
     calls = refusing(monkeypatch, owner, method,
-                     lambda one: no_room[0] and (method != "launch" or cuda.stream.is_capturing))
+                     lambda *args: no_room[0] and (method != "launch" or args[STREAM].is_capturing))
     for run in range(40):
         no_room[0] = run < 8
         before = sum(calls) + sums.plan.captures
@@ -426,7 +444,7 @@ def test_a_graph_that_cannot_be_launched_is_left(sums, monkeypatch):
     sums.check(2)
     refused = [True]
     with monkeypatch.context() as patched:
-        refusing(patched, type(sums.plan.graph), "launch", lambda _: refused.pop() if refused else False)
+        refusing(patched, type(sums.plan.graph), "launch", lambda *_: refused.pop() if refused else False)
         sums.check(20)
     assert sums.plan.captures == 2 and sums.plan.graph is not None
 

@@ -4,6 +4,7 @@ memory, calls that CUDA forbids during capture.  Mostly with copies, which race 
 
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -374,6 +375,14 @@ def test_what_a_gpu_refuses_while_a_stream_is_captured(device, stream, other, me
     stream.copy_in(memory.ptr, staging)
     stream.end_capture().launch(stream)
     assert (read(stream, memory) == 5).all()
+
+
+def test_another_thread_cannot_wait_for_a_stream_that_is_captured(stream):
+    stream.begin_capture()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DeviceError, match="another thread captures"):
+        pool.submit(stream.synchronize).result()
+    with pytest.raises(DeviceError, match="the capture was broken by waiting for the stream"):
+        stream.end_capture()
 
 
 def test_a_replay_reads_memory_of_its_own_time(device, stream, staging):

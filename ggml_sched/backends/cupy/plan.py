@@ -43,7 +43,7 @@ class Staged(NamedTuple):
     leaf: Tensor
     written: bool
 
-    def issue(self, backend: CupyBackend) -> None:
+    def issue(self, backend: CupyBackend, stream: Stream) -> None:
         if self.written:
             self.leaf.overwritten = True
         elif self.leaf.stash:
@@ -56,8 +56,8 @@ class _Product(NamedTuple):
 
     numbers: tuple[int, ...]
 
-    def issue(self, backend: CupyBackend) -> None:
-        cast("Blas", backend.blas).gemm(backend.stream, *self.numbers)
+    def issue(self, backend: CupyBackend, stream: Stream) -> None:
+        cast("Blas", backend.blas).gemm(stream, *self.numbers)
 
 
 class _Ready(NamedTuple):
@@ -70,8 +70,8 @@ class _Ready(NamedTuple):
     shared: int
     early: bool
 
-    def issue(self, backend: CupyBackend) -> None:
-        self.function.launch(self.grid, self.block, self.packed, self.shared, backend.stream, self.early)
+    def issue(self, backend: CupyBackend, stream: Stream) -> None:
+        self.function.launch(self.grid, self.block, self.packed, self.shared, stream, self.early)
 
 
 def straighten_for(backend: CupyBackend, nodes: Sequence[Tensor]) -> None:
@@ -192,7 +192,7 @@ class DevicePlan:
         if self.graph is None and self._captures and self._runs >= self._capture_at and self._steps:
             self._capture(backend)
         if self.graph is None or not self._replay(self.graph, backend.stream):
-            self._issue(backend)
+            self._issue(backend, backend.stream)
         self._runs += 1
 
     def _replay(self, graph: CapturedGraph, stream: Stream) -> bool:
@@ -229,19 +229,20 @@ class DevicePlan:
         self._drop_graph()
         self._ready, self._generation = ready, generation
 
-    def _issue(self, backend: CupyBackend) -> None:
+    def _issue(self, backend: CupyBackend, stream: Stream) -> None:
         for step in self._ready:
-            step.issue(backend)
+            step.issue(backend, stream)
 
     def _capture(self, backend: CupyBackend) -> None:
-        """Capture the graph, if the device has memory for it."""
-        stream = backend.stream
+        """Capture the graph, if the device has memory for it, in a stream made for that: other threads may be waiting
+        for the backend's stream, and a wait for a stream that is captured fails and breaks the capture."""
         try:
+            stream = backend.device.stream()
             stream.begin_capture()
             try:
-                self._issue(backend)
+                self._issue(backend, stream)
             except BaseException:
-                with suppress(DeviceError):     # only to end the capture, so that the stream works again
+                with suppress(DeviceError):     # only to end the capture
                     stream.end_capture().free()
                 raise
             self.graph = stream.end_capture()

@@ -204,6 +204,9 @@ class EmulatedStream(Stream):
     def synchronize(self) -> None:
         self.device.check_open()
         self.device.simulator.refuse_while_capturing("waiting for a stream")
+        if self._captured is not None:
+            self.break_capture("waiting for the stream")
+            raise DeviceError("waiting for a stream that another thread captures")
         if self.done < self.pushed:
             self.device.counts.waits += 1
             self.device.simulator.run(self, self.pushed)
