@@ -70,8 +70,9 @@ def _fetched(model: Model) -> list[str]:
     rows: list[Sequence[object]] = [("store", "weights fetched", "bytes read", "MB/s", "stalled", "bound of a token")]
     rows.append((model.store.name, done.fetches, f"{done.nbytes:,}", f"{rate / 1e6:.0f}", seconds(done.stalled),
                  seconds(held.nbytes / rate) if rate and held.nbytes else "-"))
-    if model.slots is None:
+    if model.slots is None or held.nbytes:
         what += f", {held.nbytes:,} fetched for each token or batch, in a window of {window:,} or more"
+    if model.slots is None:
         return [what, table(rows)]
     slots, counted = model.slots, model.slots.traffic
     what += f", and {slots.n_slots:,} slots of {slots.slot_nbytes:,} for experts"

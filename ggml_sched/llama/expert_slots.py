@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ggml_sched._graph import Context, Graph, Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.gguf import TensorInfo
     from ggml_sched.llama.weights import Weights
 
-__all__ = ["BankSpec", "SlotsSpec", "bank_name", "banks_of", "make_slots", "most_experts", "slots_for"]
+__all__ = ["BankSpec", "SlotsSpec", "bank_name", "banks_of", "least_slots", "make_slots", "most_experts"]
 
 SUFFIX = "_exps.weight"
 
@@ -59,6 +59,10 @@ class SlotsSpec:
         """Experts of all banks together."""
         return sum(bank.n_experts for bank in self.banks)
 
+    def grown(self, room: int) -> SlotsSpec:
+        """The same with as many slots more as fit into `room` bytes, and at most one for each expert."""
+        return replace(self, n_slots=min(self.n_slots + room // self.slot_nbytes, self.n_experts))
+
 
 def bank_name(weight: str) -> str:
     """The name of the bank of a weight: "blk.3" for "blk.3.ffn_up_exps.weight"."""
@@ -90,23 +94,21 @@ def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
     return most
 
 
-def slots_for(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo], graphs: Sequence[Graph],
-              policy: Policy) -> tuple[SlotsSpec, int] | None:
-    """(a description with a slot for each expert of the model, the fewest slots with which the graphs can be computed).
-
-    None for a model without experts, and where experts cannot be read one by one.
-    """
+def least_slots(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo],
+                graphs: Sequence[Graph], policy: Policy) -> SlotsSpec | None:
+    """The fewest slots with which the graphs can be computed; None for a model without experts, and where experts
+    cannot be read one by one."""
     if not has_slots() or not home.is_host or getattr(home, "buffer_from_ptr", None) is None:
         return None
     banks = banks_of(tensors)
     if any(tensors[name].ne[2] != bank.n_experts for bank in banks for name in bank.weights):
         return None
-    size = max((slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks), default=0)
-    spec = SlotsSpec(home, banks, sum(bank.n_experts for bank in banks), size, policy)
-    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in spec.names):
+    names = frozenset(name for bank in banks for name in bank.weights)
+    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in names):
         return None
-    most = most_experts(graphs, spec.names)
-    return None if most is None else (spec, most)
+    most = most_experts(graphs, names)
+    size = max(slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks)
+    return None if most is None else SlotsSpec(home, banks, most, size, policy)
 
 
 def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import ggml_sched as gs
@@ -22,7 +22,7 @@ from ggml_sched.backends.cpu.buffer import HostBackend
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
-from ggml_sched.llama.expert_slots import SlotsSpec, slots_for
+from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
 from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
@@ -304,9 +304,32 @@ class _Limited:
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
             return self._held(shapes, uses, everything, rooms, budgets, work, [], plans, kept=idle)
-        by_slots = self._held_in_slots(shapes, uses, idle, fixed, work)
-        if by_slots is not None:
-            return by_slots
+        refusals = []
+        for slots in self.slots(shapes):
+            try:
+                return self._fetching(shapes, uses, idle, fixed, work, others, slots)
+            except OutOfMemory as error:
+                refusals.append(error)
+        raise min(refusals, key=lambda error: error.needed or 0)
+
+    def slots(self, shapes: Sequence[Shape]) -> list[SlotsSpec | None]:
+        """What is tried in turn: the fewest slots for experts with which the graphs of these shapes can be computed, if
+        experts can be read one by one; and no slots."""
+        if self.experts is None or self.host is None or len(self.order) > 2:
+            return [None]
+        tensors, infos = self.outline.weights.tensors, self.outline.infos
+        least = least_slots(self.host, tensors, infos, [self.graph(shape) for shape in shapes], self.experts)
+        return [None] if least is None else [least, None]
+
+    def _fetching(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
+                  fixed: Mapping[Backend, int], work: dict[Backend, int], others: Mapping[Backend, int],
+                  slots: SlotsSpec | None = None) -> Held:
+        """The choice that leaves weights in the store, with at least these `slots` for experts; OutOfMemory if there is
+        none.  `fixed`: {backend: bytes beside weights and arenas}; `others`: {backend: bytes of arenas without
+        windows}."""
+        if slots is not None:
+            uses = {b: [use for use in of if use.name not in slots.names] for b, of in uses.items()}
+            fixed = {b: size + (slots.nbytes if b is slots.home else 0) for b, size in fixed.items()}
         for _ in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
@@ -316,37 +339,20 @@ class _Limited:
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
-            if all(beside[b] + choices[b].window <= budgets[b] for b in self.limits):
-                return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans)
+            left = {b: budgets[b] - beside[b] - choices[b].window for b in self.limits}
+            if min(left.values()) >= 0:
+                if slots is not None:
+                    home, least = slots.home, slots
+                    slots = least.grown(left[home])
+                    rooms[home] += least.nbytes
+                    budgets[home] -= slots.nbytes - least.nbytes
+                return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans, slots)
             for b in self.limits:
-                if choices[b] == least_choice(uses[b]) and beside[b] + choices[b].window > budgets[b]:
-                    raise self._refusal(b, uses[b], fixed[b], beside[b])
+                if choices[b] == least_choice(uses[b]) and left[b] < 0:
+                    raise self._refusal(b, uses[b], fixed[b], beside[b], slots)
             others = {b: max(beside[b], others[b]) for b in self.limits}
-        b = max(self.limits, key=lambda b: beside[b] + choices[b].window - budgets[b])
-        raise self._refusal(b, uses[b], fixed[b], others[b])
-
-    def _held_in_slots(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],
-                      fixed: Mapping[Backend, int], work: dict[Backend, int]) -> Held | None:
-        """The choice in which experts have slots and all other weights stay.  None if the limit leaves fewer slots than
-        a layer needs at once, or if experts cannot be read one by one."""
-        if self.experts is None or self.host is None or len(self.order) > 2:
-            return None
-        b, tensors, infos = self.host, self.outline.weights.tensors, self.outline.infos
-        most = slots_for(b, tensors, infos, [self.graph(shape) for shape in shapes], self.experts)
-        if most is None:
-            return None
-        spec, least = most
-        dense = [use for use in uses[b] if use.name not in spec.names]
-        resident = sum(use.nbytes for use in dense)
-        plans = self.plans(shapes, idle, {}) + self.shift_plans(idle, {})
-        room = self.limits[b] - fixed[b] - self.arenas(plans, b) - resident
-        n_slots = min(room // spec.slot_nbytes, spec.n_slots)
-        if n_slots < least:
-            return None
-        spec = replace(spec, n_slots=n_slots)
-        budgets = {b: self.limits[b] - fixed[b] - resident - spec.nbytes}
-        return self._held(shapes, {b: dense}, {b: Choice((), resident, 0)}, {b: room + resident}, budgets, work, idle,
-                          plans, spec)
+        b = min(self.limits, key=lambda b: left[b])
+        raise self._refusal(b, uses[b], fixed[b], others[b], slots)
 
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
@@ -371,15 +377,20 @@ class _Limited:
         return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
                     slots, shapes)
 
-    def _refusal(self, backend: Backend, uses: Sequence[Use], fixed: int, arenas: int) -> OutOfMemory:
+    def _refusal(self, backend: Backend, uses: Sequence[Use], fixed: int, arenas: int,
+                 slots: SlotsSpec | None) -> OutOfMemory:
         choice, limit = least_choice(uses), self.limits[backend]
         least = choice.resident + choice.window + fixed + arenas
         total = sum(use.nbytes for use in uses)
+        experts = ""
+        if slots is not None and slots.home is backend:
+            fixed -= slots.nbytes
+            experts = f"{slots.nbytes:,} for {slots.n_slots} slots of experts, "
         return OutOfMemory(
             f"a limit of {limit:,} bytes on {backend.name!r}: the model needs {least:,} at least, where most of its "
             f"{total:,} bytes of weights are fetched: {fixed:,} for the cache of {self.cache.n_ctx} tokens, {arenas:,} "
-            "for arenas and work memory, the rest for a window of weights; a smaller n_ctx or n_batch needs less",
-            backend.name, least, limit)
+            f"for arenas and work memory, {experts}the rest for a window of weights; a smaller n_ctx or n_batch needs "
+            "less", backend.name, least, limit)
 
 
 def assigned(graph: Graph, homes: Mapping[str, Backend]) -> list[tuple[Tensor, Backend]]:

@@ -146,9 +146,9 @@ def _made(uses: Sequence[Use], picked: Sequence[int], total: int) -> Choice:
 class Residency:
     """Which weights of a loaded model stay in memory, and which are fetched; all figures are bytes.
 
-    `limits` and `rooms` are by name of the backend: its limit, and the bytes of the limit that are left for weights and
-    their window, beside the cache, the rest of the arenas, and work memory.  `rows`: weights in the store that no node
-    reads as a whole, as nodes read single rows of them.  `kept`: such weights that stay, where everything fits.
+    `limits` and `rooms` are by name of the backend: its limit, and the bytes of the limit that are left for weights,
+    their window and slots, beside the cache, the rest of the arenas, and work memory.  `rows`: weights in the store of
+    which nodes read single rows, and no node all.  `kept`: such weights that stay, where everything fits.
     """
 
     limits: dict[str, int]
@@ -202,15 +202,16 @@ class Residency:
 
     def _lines(self, backend: str, use: Use) -> Iterable[str]:
         choice, room, uses = self.choices[backend], self.rooms[backend], self.uses[backend]
-        limit = self.limits[backend]
+        limit, slots = self.limits[backend], self._slots_nbytes(backend)
         if use not in choice.fetched:
             yield f"{use.name}: stays on {backend}, {use.nbytes:,} bytes, {self._why_resident(backend, use)}"
         else:
             total = sum(other.nbytes for other in uses)
+            beside = f" and slots for experts of {slots:,}" if slots else ""
             yield (f"{use.name}: fetched from {self.store} in each evaluation, {use.nbytes:,} bytes: of {total:,} "
-                   f"bytes of weights {choice.resident:,} stay beside a window of {choice.window:,}, which is what the "
-                   f"limit of {limit:,} on {backend} leaves")
-        more = choose(uses, room + GIB)
+                   f"bytes of weights {choice.resident:,} stay beside a window of {choice.window:,}{beside}, which is "
+                   f"what the limit of {limit:,} on {backend} leaves")
+        more = choose(uses, room - slots + GIB)
         if not choice.fetched or more is None:
             return
         saved = choice.nbytes - more.nbytes
@@ -221,11 +222,18 @@ class Residency:
 
     def _of_experts(self, name: str, slots: SlotsSpec) -> Iterable[str]:
         bank = next(bank for bank in slots.banks if name in bank.weights)
+        home = slots.home.name
         yield (f"{name}: read from {self.store} expert by expert, when a node has chosen them: {slots.n_slots:,} slots "
                f"of {slots.slot_nbytes:,} bytes are for {slots.n_experts:,} experts, {bank.n_experts} of them of "
-               f"{bank.name}, which is what the limit of {self.limits[slots.home.name]:,} on {slots.home.name} leaves")
-        more = min(slots.n_slots + GIB // slots.slot_nbytes, slots.n_experts)
-        yield f"with 1 GiB more there would be {more:,} slots"
+               f"{bank.name}, which is what the limit of {self.limits[home]:,} on {home} leaves")
+        more = choose(self.uses[home], self.rooms[home] - slots.nbytes + GIB)
+        if more is not None:
+            left = self.rooms[home] + GIB - more.resident - more.window
+            yield f"with 1 GiB more there would be {min(left // slots.slot_nbytes, slots.n_experts):,} slots"
+
+    def _slots_nbytes(self, backend: str) -> int:
+        """Bytes of the slots for experts on a backend."""
+        return 0 if self.slots is None or self.slots.home.name != backend else self.slots.nbytes
 
     def _why_resident(self, backend: str, use: Use) -> str:
         choice = self.choices[backend]

@@ -38,6 +38,12 @@ def said(model):
     return b"".join(logits.tobytes() for logits in found)
 
 
+def one_by_one(model):
+    """Logits of the same tokens, each evaluated alone."""
+    model.reset()
+    return b"".join(model.eval([token]).tobytes() for token in (*PROMPT, 5, 8, 13, 21))
+
+
 def unlimited(source, **options):
     with load(source, **OPTIONS, **options) as model:
         assert model.slots is None
@@ -98,13 +104,45 @@ def test_whole_tensors_are_fetched_where_asked_and_where_slots_are_too_few(path)
     with load(path, memory=LIMIT, n_threads=1, experts="whole", **OPTIONS) as model:
         assert model.slots is None and model.residency.nbytes > 0 and said(model) == right
     # A prompt of 10 tokens may use all 8 experts of a layer, which is more than this limit holds.
-    with pytest.raises(gs.OutOfMemory) as raised:
+    with pytest.raises(gs.OutOfMemory, match=r"arenas and work memory, the rest for a window") as raised:
         load(path, memory=0, n_threads=1, **OPTIONS)
     with load(path, memory=raised.value.needed, n_threads=1, **OPTIONS) as model:
         assert model.slots is None and said(model) == right
-    # A model that only ever gets one token at a time needs two slots.
-    with load(path, memory=1_000_000, n_threads=1, n_ctx=64, n_batch=1) as model:
-        assert 2 <= model.slots.n_slots < 8 and len(model.eval([3]))
+
+
+def test_dense_weights_are_fetched_where_they_do_not_fit_beside_the_fewest_slots(path):
+    """A model that only ever gets one token at a time needs two slots."""
+    options = {"n_threads": 1, "n_ctx": 64, "n_batch": 1}
+    with load(path, **options) as free:
+        right = one_by_one(free)
+    with pytest.raises(gs.OutOfMemory, match=r" for 2 slots of experts, the rest for a window") as raised:
+        load(path, memory=0, **options)
+    with pytest.raises(gs.OutOfMemory) as whole:
+        load(path, memory=0, experts="whole", **options)
+    least = raised.value.needed
+    assert least < 0.6 * whole.value.needed
+    fetched = []
+    for limit in (least, least + 50_000, least + 100_000, least + 200_000, least + 400_000):
+        with load(path, memory=limit, **options) as model:
+            assert one_by_one(model) == right
+            fetched.append(model.residency.nbytes)
+            assert model.slots.n_slots == 2 or not fetched[-1]
+            assert sum(on.total for on in model.memory().values()) <= limit
+            plan = model.scheduler.plan(model.batch_graph(1, model.cache.padded(1)).graph)
+            plan.verify()
+            kinds = Counter(type(step) for step in plan.program.steps)
+            assert kinds[FetchExperts] == 3 and kinds[Fetch] == len(model.residency.fetched)
+    assert fetched == sorted(fetched, reverse=True) and fetched[0] > 150_000 and not fetched[-1]
+
+
+def test_explain_says_what_dense_weights_and_slots_share(path):
+    with load(path, memory=500_000, n_threads=1, n_ctx=64, n_batch=1) as model:
+        slots, name = model.slots, model.residency.fetched[0]
+        said = model.explain(name)
+        assert f"and slots for experts of {slots.nbytes:,}, which is what the limit of 500,000 on CPU leaves" in said
+        assert "with 1 GiB more it would stay, too" in said
+        assert "2 slots" in model.explain("blk.1.ffn_up_exps.weight")
+        assert "would be 24 slots" in model.explain("blk.1.ffn_up_exps.weight")
 
 
 def test_where_everything_fits_there_are_no_slots(path):
@@ -153,13 +191,17 @@ def test_an_error_of_the_disk_undoes_the_evaluation_and_the_model_works_afterwar
         assert model.slots.held_nbytes <= model.slots.nbytes
 
 
+@pytest.mark.parametrize(("options", "rates"), [
+    ({"memory": LIMIT, **OPTIONS}, (0.01, 0.05, 0.3)),
+    ({"memory": 500_000, "n_ctx": 64, "n_batch": 1}, (0.0005, 0.005, 0.05))], ids=["dense stay", "some are fetched"])
 @pytest.mark.parametrize("direct", [None, False])
-def test_whatever_happens_to_the_disk_logits_are_right_or_an_error_is_typed(path, direct):
+def test_whatever_happens_to_the_disk_logits_are_right_or_an_error_is_typed(path, direct, options, rates):
     counts = Counter()
-    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+    with load(path, n_threads=1, **options) as model:
+        assert model.slots is not None
         right, buffer = said(model), model.weights._files[0]
         for seed in range(12):
-            faults = DiskFaults(seed, rate=(0.01, 0.05, 0.3)[seed % 3], kinds=[k for k in KINDS if k != "interrupt"])
+            faults = DiskFaults(seed, rate=rates[seed % 3], kinds=[k for k in KINDS if k != "interrupt"])
             if direct is False:
                 buffer.file.give_up_direct()
             with faults.on(buffer):
@@ -172,7 +214,7 @@ def test_whatever_happens_to_the_disk_logits_are_right_or_an_error_is_typed(path
             assert model.slots.held_nbytes <= model.slots.nbytes
             buffer.file.reopen_direct()
         assert said(model) == right
-        assert sum(on.total for on in model.memory().values()) <= LIMIT
+        assert sum(on.total for on in model.memory().values()) <= options["memory"]
     assert counts["error"] > 2 and counts["right"]
 
 
