@@ -20,16 +20,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
-#ifndef AHEAD
-#define AHEAD 4096             /* how many bytes ahead of their use weights are prefetched */
-#endif
 
+#include "block_traits.h"
 #include "x86_decode.h"
 #include "x86_vector.h"
 #include "x86_few_q.h"
-#include "x86_few_f.h"
-#include "x86_many_q.h"
-#include "x86_many_f.h"
 
 /* -- activations -------------------------------------------------------------------------------------------------- */
 
@@ -77,36 +72,4 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     cell->unused = 0;
 }
 
-static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
-    switch (of->type) {
-    case GS_TYPE_F32: few_f32(of, shared, group, row0, row1); return;
-    case GS_TYPE_F16: few_f16(of, shared, group, row0, row1); return;
-    case GS_TYPE_BF16: few_bf16(of, shared, group, row0, row1); return;
-#define RUN(TYPE, type) case GS_TYPE_##TYPE: few_##type(of, shared, group, row0, row1); return;
-    GS_QUANTISED(RUN)
-#undef RUN
-    }
-}
-
-static void many(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
-                 int64_t column1, char *scratch) {
-    switch (of->type) {
-#define RUN(TYPE) \
-    case GS_TYPE_##TYPE: many_f(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); return;
-    RUN(F32) RUN(F16) RUN(BF16)
-#undef RUN
-#define RUN(TYPE, type) \
-    case GS_TYPE_##TYPE: many_##type(of, shared, group, row0, row1, column0, column1, scratch); return;
-    GS_QUANTISED(RUN)
-    }
-#undef RUN
-}
-
-static int64_t scratch_of(const gs_product *of) {
-    if (of->kind == NULL) {
-        int64_t steps = of->steps < DEPTH_F ? of->steps : DEPTH_F;
-        return steps * 16 * PANEL * (int64_t)sizeof(float);
-    }
-    int64_t steps = of->steps < DEPTH_Q ? of->steps : DEPTH_Q;
-    return steps * PANEL * (32 + 4 * (32 / of->kind->group) * (1 + of->kind->has_min));
-}
+#include "product_loops.h"

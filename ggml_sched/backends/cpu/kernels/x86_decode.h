@@ -2,40 +2,9 @@
  *
  * Included by matmul_x86.h, which says what a level is.  Levels are unsigned, q + offset, unless is_signed(type).
  */
-/* -- properties of a type, compile-time constants as `type` is one ------------------------------------------------ */
-
-INLINE int bytes_of(const int type) {
-    switch (type) {
-#define GS_X(name, number, called, block, size) case number: return size;
-    GS_TYPES(GS_X)
-#undef GS_X
-    default: return 0;
-    }
-}
-
-INLINE int units_of(const int type) { /* how many steps of 32 elements a block has */
-    return (type >= GS_TYPE_Q2_K && type <= GS_TYPE_Q6_K) || type == GS_TYPE_IQ4_XS ? 8 : 1;
-}
-
-INLINE int halves_of(const int type) { /* how many scales 32 elements have */
-    return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K || type == GS_TYPE_Q6_K ? 2 : 1;
-}
-
-INLINE int has_min(const int type) {
-    return type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_1 || type == GS_TYPE_Q2_K || type == GS_TYPE_Q4_K
-        || type == GS_TYPE_Q5_K;
-}
-
+/* Whether the levels of a type stay signed. */
 INLINE int is_signed(const int type) {
     return !WIDE && (type == GS_TYPE_Q8_0 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS);
-}
-
-INLINE int has_offset(const int type) {
-    return !has_min(type) && !is_signed(type);
-}
-
-static int32_t offset_of(const gs_block_kind *kind) {
-    return is_signed(kind->type) ? 0 : kind->offset;
 }
 
 /* -- decoding 32 elements ----------------------------------------------------------------------------------------- */

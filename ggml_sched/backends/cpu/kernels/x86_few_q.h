@@ -1,7 +1,6 @@
-/* x86_few_q.h -- quantised weights times at most GS_FEW_Q columns: decoded from their blocks, a row at a time.
+/* x86_few_q.h -- a strip of a row of quantised weights, decoded from its blocks, times at most GS_FEW_Q columns.
  *
- * Included by matmul_x86.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
- * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
+ * Included by matmul_x86.h.
  */
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
@@ -106,49 +105,3 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
             sum[c] = fmaf(has_min(type) ? m[0] : s[0], strip->sum[j], sum[c]);
     }
 }
-
-INLINE void few_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
-                  int64_t row1) {
-    const int size = bytes_of(type) * (8 / units_of(type));
-    const char *a = gs_weights_of(of, shared, group);
-    int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
-    int over = (int)(of->steps % GS_STRIP_STEPS);
-    const gs_strip *y[GS_FEW_Q];
-    float *out[GS_FEW_Q];
-    for (int c = 0; c < N; c++) {
-        y[c] = gs_strips_of(of, shared, group, c);
-        out[c] = gs_result_at(of, shared, group, c);
-    }
-    for (int64_t row = row0; row < row1; row++) {
-        const uint8_t *p = (const uint8_t *)a + row * stride;
-        vec acc[GS_FEW_Q][2];
-        __m256 low[GS_FEW_Q], rest[GS_FEW_Q];
-        float sum[GS_FEW_Q] = {0};
-        UNROLL for (int c = 0; c < N; c++) {
-            acc[c][0] = acc[c][1] = VEC_ZERO;
-            low[c] = rest[c] = _mm256_setzero_ps();
-        }
-        for (int64_t at = 0; at < strips; at++, p += size) {
-            UNROLL for (int line = 0; line < size; line += 64)
-                _mm_prefetch((const char *)p + line + AHEAD, _MM_HINT_T0);
-            add_strip(type, N, p, y, at, acc, low);
-        }
-        if (units_of(type) == 1)
-            for (int j = 0; j < over; j++, p += bytes_of(type))
-                add_rest(type, N, p, y, strips, j, rest, sum);
-        UNROLL for (int c = 0; c < N; c++)
-            out[c][row] = VEC_TOTAL(VEC_ADD(acc[c][0], acc[c][1])) + total(_mm256_add_ps(low[c], rest[c])) + sum[c];
-    }
-}
-
-#define FEW_Q(TYPE, type) \
-    static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
-        switch (gs_columns_of(of, shared, group)) { \
-        case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
-        case 2: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); return; \
-        case 3: few_q(GS_TYPE_##TYPE, 3, of, shared, group, row0, row1); return; \
-        default: few_q(GS_TYPE_##TYPE, 4, of, shared, group, row0, row1); \
-        } \
-    }
-
-GS_QUANTISED(FEW_Q)

@@ -1,5 +1,6 @@
-/* x86_vector.h -- names for the widest vectors of a target, and functions that the products of quantised and of float
- * weights share.  Included by matmul_x86.h.
+/* x86_vector.h -- names for the widest vectors of a target, and functions of them, for product_loops.h.
+ *
+ * Included by matmul_x86.h.
  */
 INLINE float total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -85,12 +86,37 @@ typedef __m256i ivec;
 #define TILE_Q 2
 #define TILE_F 6
 #endif
-#define PANEL (2 * ROWS)
-#define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
-#define DEPTH_F 64             /* steps of k that a panel of float rows holds: 1024 elements            */
+
+/* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes. */
+INLINE ivec dot4_vec(const int type, ivec start, ivec levels, ivec y) {
+#if WIDE
+    (void)type;
+    return _mm512_dpbusd_epi32(start, levels, y);
+#else
+    return dot4(type, start, levels, y);
+#endif
+}
+
+/* Sums of minima, and of what a row has beyond its last whole strip. */
+typedef __m256 vec_low;
+#define LOW_ZERO _mm256_setzero_ps()
+#define LOW_ADD _mm256_add_ps
+#define LOW_TOTAL total
+
+/* 32 bytes: the levels of 32 elements, or 8 weights as f32. */
+typedef __m256i v32;
+
+INLINE void store32(void *to, v32 v) {
+    _mm256_storeu_si256((__m256i *)to, v);
+}
+
+/* 8 weights of a float type. */
+INLINE v32 eight_f(const int type, const char *at) {
+    return _mm256_castps_si256(load_f(type, at));
+}
 
 /* Transposes eight rows of eight 32-bit values. */
-INLINE void transpose(__m256i r[8]) {
+INLINE void transpose(v32 r[8]) {
     __m256i t[8], u[8];
     UNROLL for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);

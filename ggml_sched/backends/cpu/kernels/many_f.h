@@ -1,6 +1,6 @@
-/* x86_many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows, as f32, times tiles of columns.
+/* many_f.h -- rows of f32, f16 and bf16 times many columns: panels of rows, as f32, times tiles of columns.
  *
- * Included by matmul_x86.h.
+ * Included by product_loops.h.
  */
 /* Repacks the k elements from number `from` on of a panel of rows as f32: element 0 of every row, then element 1 of
  * every row, and so on, with zeros up to a multiple of 8 elements.  If only `rows` rows of the panel are left, the last
@@ -9,21 +9,21 @@ INLINE void pack_f(const int type, const char *a, int64_t stride, int64_t rows, 
     const int element = type == GS_TYPE_F32 ? 4 : 2;
     for (int64_t at = 0; at < k; at += 8, panel += 8 * PANEL)
         for (int i = 0; i < PANEL; i += 8) {
-            __m256i v[8];
+            v32 v[8];
             for (int r = 0; r < 8; r++) {
                 const char *p = a + (i + r < rows ? i + r : rows - 1) * stride + (from + at) * element;
                 char room[8 * sizeof(float)] = {0};
                 if ((from + at) * element % 64 == 0) /* prefetch the next panel, each cache line once */
-                    _mm_prefetch(p + PANEL * stride, _MM_HINT_T1);
+                    PREFETCH_LATER(p + PANEL * stride);
                 if (k - at < 8) {
                     memcpy(room, p, (size_t)(k - at) * element);
                     p = room;
                 }
-                v[r] = _mm256_castps_si256(load_f(type, p));
+                v[r] = eight_f(type, p);
             }
             transpose(v);
             for (int g = 0; g < 8; g++)
-                _mm256_storeu_si256((__m256i *)(panel + g * PANEL + i), v[g]);
+                store32(panel + g * PANEL + i, v[g]);
         }
 }
 
@@ -54,7 +54,7 @@ INLINE void run_tile_f(const int N, const float *panel, int64_t k, const float *
 static void tiles_f(int64_t n, const float *panel, int64_t k, const float *y, int64_t width, float *const out[],
                     int64_t rows, int more) {
     switch (n) {
-#if WIDE
+#if TILE_F == 12
     TILE_F_OF(12) TILE_F_OF(11) TILE_F_OF(10) TILE_F_OF(9) TILE_F_OF(8) TILE_F_OF(7)
 #endif
     TILE_F_OF(6) TILE_F_OF(5) TILE_F_OF(4) TILE_F_OF(3) TILE_F_OF(2)

@@ -1,6 +1,6 @@
-/* x86_few_f.h -- weights of f32, f16 and bf16 times at most GS_FEW_F columns: one row of weights at a time.
+/* few_f.h -- weights of f32, f16 and bf16 times at most GS_FEW_F columns: one row of weights at a time.
  *
- * Included by matmul_x86.h.
+ * Included by product_loops.h.
  */
 INLINE void add_step(const int type, const int N, const int at, const char *w, const float *y, vec acc[][4]) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2;
@@ -33,7 +33,7 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
                 acc[c][i] = VEC_ZERO;
         for (; b + together <= whole; b += together) {
             UNROLL for (int line = 0; line < 16 * element * together; line += 64)
-                _mm_prefetch(p + line + AHEAD, _MM_HINT_T0);
+                PREFETCH(p + line + AHEAD);
             UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * width)
                 add_step(type, N, u, p, y, acc);
         }

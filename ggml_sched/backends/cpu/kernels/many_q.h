@@ -1,6 +1,6 @@
-/* x86_many_q.h -- quantised rows times many columns.
+/* many_q.h -- quantised rows times many columns.
  *
- * Included by matmul_x86.h.  A panel of rows is repacked so that one vector holds elements at the same k of
+ * Included by product_loops.h.  A panel of rows is repacked so that one vector holds elements at the same k of
  * neighbouring rows; the panel is then multiplied with tiles of columns.  Products of the 32 elements of a step (of 16,
  * for types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
  */
@@ -24,7 +24,7 @@ INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, 
             const uint8_t *p = (const uint8_t *)block + (i < rows ? i : rows - 1) * stride;
             if (bytes_of(type) >= 64 || at % 64 < bytes_of(type)) /* prefetch the next panel, each cache line once */
                 UNROLL for (int line = 0; line < bytes_of(type); line += 64)
-                    _mm_prefetch((const char *)p + PANEL * stride + line, _MM_HINT_T1);
+                    PREFETCH_LATER((const char *)p + PANEL * stride + line);
             float s[16], m[16];
             scales(type, p, s, m);
             UNROLL for (int g = 0; g < n_scales; g++) {
@@ -38,25 +38,16 @@ INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, 
             for (int r = 0; r < 8; r++)
                 p[r] = (const uint8_t *)block + (i + r < rows ? i + r : rows - 1) * stride;
             UNROLL for (int j = 0; j < units; j++) {
-                __m256i v[8];
+                v32 v[8];
                 char *to = panel + j * step_bytes(type) + head + 4 * i;
                 UNROLL for (int r = 0; r < 8; r++)
                     v[r] = lanes(type, p[r], j);
                 transpose(v);
                 UNROLL for (int g = 0; g < 8; g++)
-                    _mm256_storeu_si256((__m256i *)(to + (g < 8 / halves ? 0 : head) + g * 4 * PANEL), v[g]);
+                    store32(to + (g < 8 / halves ? 0 : head) + g * 4 * PANEL, v[g]);
             }
         }
     }
-}
-
-INLINE ivec dot4_wide(const int type, ivec start, ivec levels, ivec y) {
-#if WIDE
-    (void)type;
-    return _mm512_dpbusd_epi32(start, levels, y);
-#else
-    return dot4(type, start, levels, y);
-#endif
 }
 
 /* Adds the products of a packed panel with N columns, whose cells begin at y (`width` cells a step), to acc.  `type`
@@ -83,8 +74,8 @@ INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps
                 ivec w0 = IVEC_LOAD(panel), w1 = IVEC_LOAD(panel + 4 * ROWS);
                 UNROLL for (int c = 0; c < N; c++) {
                     ivec four = IVEC_SET1((int)gs_load_u32(y[c].q + 4 * (h * groups + g)));
-                    dot[0][c] = dot4_wide(type, dot[0][c], w0, four);
-                    dot[1][c] = dot4_wide(type, dot[1][c], w1, four);
+                    dot[0][c] = dot4_vec(type, dot[0][c], w0, four);
+                    dot[1][c] = dot4_vec(type, dot[1][c], w1, four);
                 }
             }
             UNROLL for (int c = 0; c < N; c++) {
@@ -115,7 +106,7 @@ INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t s
     }
 }
 
-#if WIDE
+#if TILE_Q == 6
 #define TILES_Q(type) \
     case 6: run_tile_q(type, 6, panel, steps, y, width, out, rows, more); return; \
     case 5: run_tile_q(type, 5, panel, steps, y, width, out, rows, more); return; \
@@ -138,19 +129,14 @@ TILE(tiles_plain, GS_TYPE_Q4_0)
 TILE(tiles_min, GS_TYPE_Q4_K)
 TILE(tiles_halves, GS_TYPE_Q6_K)
 TILE(tiles_halves_min, GS_TYPE_Q2_K)
-#if !WIDE
 TILE(tiles_signed, GS_TYPE_Q8_0)
-#else
-#define tiles_signed tiles_plain
-#endif
 
 typedef void (*tiles_fn)(int64_t, const char *, int64_t, const gs_cell_q *, int64_t, float *const[], int64_t, int);
 
 INLINE void many_q(const int type, const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
                    int64_t column0, int64_t column1, char *scratch) {
-    const tiles_fn tiles = is_signed(type) ? tiles_signed
-        : halves_of(type) == 2 ? (has_min(type) ? tiles_halves_min : tiles_halves)
-        : has_min(type) ? tiles_min : tiles_plain;
+    const tiles_fn tiles = halves_of(type) == 2 ? (has_min(type) ? tiles_halves_min : tiles_halves)
+        : has_min(type) ? tiles_min : is_signed(type) ? tiles_signed : tiles_plain;
     int64_t stride = of->node->src[0]->layout.nb[1], columns = gs_columns_of(of, shared, group);
     const char *a = gs_weights_of(of, shared, group);
     for (int64_t row = row0; row < row1; row += PANEL) {

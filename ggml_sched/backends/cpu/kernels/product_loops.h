@@ -1,0 +1,60 @@
+/* product_loops.h -- matrix products of one instruction set: rows and panels of weights times columns.
+ *
+ * Included by matmul_x86.h and matmul_neon.h, which define the vectors and decode blocks to them.
+ */
+#ifndef AHEAD
+#define AHEAD 4096             /* how many bytes ahead of their use weights are prefetched */
+#endif
+#define PREFETCH(at) __builtin_prefetch(at, 0, 3)
+#define PREFETCH_LATER(at) __builtin_prefetch(at, 0, 2)
+#define PANEL (2 * ROWS)
+#define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
+#define DEPTH_F 64             /* steps of k that a panel of float rows holds: 1024 elements            */
+
+/* Whether kernels add an offset to a type's levels. */
+INLINE int has_offset(const int type) {
+    return !has_min(type) && !is_signed(type);
+}
+
+static int32_t offset_of(const gs_block_kind *kind) {
+    return is_signed(kind->type) ? 0 : kind->offset;
+}
+
+#include "few_q.h"
+#include "few_f.h"
+#include "many_q.h"
+#include "many_f.h"
+
+static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
+    switch (of->type) {
+    case GS_TYPE_F32: few_f32(of, shared, group, row0, row1); return;
+    case GS_TYPE_F16: few_f16(of, shared, group, row0, row1); return;
+    case GS_TYPE_BF16: few_bf16(of, shared, group, row0, row1); return;
+#define RUN(TYPE, type) case GS_TYPE_##TYPE: few_##type(of, shared, group, row0, row1); return;
+    GS_QUANTISED(RUN)
+#undef RUN
+    }
+}
+
+static void many(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
+                 int64_t column1, char *scratch) {
+    switch (of->type) {
+#define RUN(TYPE) \
+    case GS_TYPE_##TYPE: many_f(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); return;
+    RUN(F32) RUN(F16) RUN(BF16)
+#undef RUN
+#define RUN(TYPE, type) \
+    case GS_TYPE_##TYPE: many_##type(of, shared, group, row0, row1, column0, column1, scratch); return;
+    GS_QUANTISED(RUN)
+    }
+#undef RUN
+}
+
+static int64_t scratch_of(const gs_product *of) {
+    if (of->kind == NULL) {
+        int64_t steps = of->steps < DEPTH_F ? of->steps : DEPTH_F;
+        return steps * 16 * PANEL * (int64_t)sizeof(float);
+    }
+    int64_t steps = of->steps < DEPTH_Q ? of->steps : DEPTH_Q;
+    return steps * PANEL * (32 + 4 * (32 / of->kind->group) * (1 + of->kind->has_min));
+}
