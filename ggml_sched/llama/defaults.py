@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "PlaceFunction", "PlaceLike", "are_apart", "as_fit", "checked_place", "default_backend",
            "named_backends", "spread_layers"]
 
+MEASURED = ("avx2", "avx512")
+"""Instruction sets with which CpuBackend's kernels were measured to be faster than ggml's."""
 NAMES = ("cpu", "cuda", "ggml")
 """Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""
 PlaceFunction = Callable[[str, int | None], Backend]
@@ -32,12 +34,12 @@ PlaceLike = Callable[[str, int | None], "Backend | Device"]
 
 
 def default_backend(n_threads: int | None = None) -> Backend:
-    """CpuBackend where its kernels have vector instructions: there they were measured to be faster than ggml's.
+    """CpuBackend where its kernels were measured to be faster than ggml's: on x86 with AVX2 or AVX-512.
 
-    On other hosts (not x86, or no AVX2), where its kernels are portable code, GgmlBackend if the extra `ggml` is
-    installed and its library passes the probes.  docs/speed.md has the measurements.
+    On other hosts GgmlBackend if the extra `ggml` is installed and its library passes the probes.  docs/speed.md has
+    the measurements.
     """
-    if isa() == "portable":
+    if isa() not in MEASURED:
         with suppress(Error):
             return named_backends(["ggml"], n_threads)[0]
     return named_backends(["cpu"], n_threads)[0]

@@ -2,10 +2,10 @@
 
 import op_results
 import pytest
+from instruction_sets import ISAS
 
 from ggml_sched.backends.cpu import _kernels
 
-ISAS = ("portable", "avx2", "avx512")
 
 
 def use_isa(name: str, monkeypatch) -> str:

@@ -10,6 +10,7 @@ from functools import cache, partial
 import numpy as np
 import op_results
 import pytest
+from instruction_sets import ISAS
 from op_results import compute
 
 import ggml_sched as gs
@@ -107,7 +108,6 @@ def long_rows(type: str, k: int, n: int, kernels: str) -> tuple[np.ndarray, np.n
     return x, *product(weights(type, 130, k)[1], met(type, x))
 
 
-ISAS = ("portable", "avx2", "avx512")
 SLOW = ("numpy", "portable")
 """They take a second for 250 columns of 4608; a float and blocks go both their ways."""
 

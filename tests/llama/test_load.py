@@ -140,9 +140,10 @@ def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
         monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
         with default_backend(2) as backend:
             assert type(backend) is gs.CpuBackend and backend.n_threads == 2
-    monkeypatch.setattr(defaults, "isa", lambda: "portable")
-    with default_backend(2) as backend:
-        assert type(backend) is Ggml and (backend.name, backend.n_threads) == ("GGML", 2)
+    for instructions in ("neon", "dotprod", "portable"):
+        monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
+        with default_backend(2) as backend:
+            assert type(backend) is Ggml and (backend.name, backend.n_threads) == ("GGML", 2)
     with load(SMALL, n_ctx=16) as model:
         assert isinstance(model.backends[0], Ggml)
     first, second, third = named_backends(["ggml:Vulkan0", "cpu", "cpu"], 1)

@@ -33,8 +33,9 @@ cdef enum:
 
 
 def isa():
-    """The instruction set of the kernels that a list made now would call: "portable", "avx2" or "avx512"."""
-    return ("portable", "avx2", "avx512")[gs_isa()]
+    """The instruction set of the kernels that a list made now would call: "portable", "avx2", "avx512", "neon" or
+    "dotprod"."""
+    return ("portable", "avx2", "avx512", "neon", "dotprod")[gs_isa()]
 
 
 def fits(Tensor node not None):

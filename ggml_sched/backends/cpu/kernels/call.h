@@ -61,7 +61,13 @@ void *gs_keep(gs_calls *to, int64_t size);
 void gs_free_calls(gs_calls *of);
 
 /* The instruction set that kernels may use on this processor (see isa.c). */
-enum gs_isa { GS_ISA_PORTABLE = 0, GS_ISA_AVX2 = 1, GS_ISA_AVX512 = 2 /* F BW DQ VL VNNI */ };
+enum gs_isa {
+    GS_ISA_PORTABLE = 0,
+    GS_ISA_AVX2 = 1,
+    GS_ISA_AVX512 = 2,          /* F BW DQ VL VNNI */
+    GS_ISA_NEON = 3,
+    GS_ISA_DOTPROD = 4          /* NEON with the dot product of bytes */
+};
 int gs_isa(void);
 
 #endif

@@ -8,7 +8,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int of_processor(void) {
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+/* The instruction sets of this architecture, each of which has those before it. */
+static const struct {
+    enum gs_isa isa;
+    const char *name;
+} known[] = {
+    {GS_ISA_PORTABLE, "portable"},
+#if defined(__x86_64__) && defined(__GNUC__)
+    {GS_ISA_AVX2, "avx2"},
+    {GS_ISA_AVX512, "avx512"},
+#elif defined(__aarch64__) && defined(__GNUC__)
+    {GS_ISA_NEON, "neon"},
+    {GS_ISA_DOTPROD, "dotprod"},
+#endif
+};
+
+#if defined(__aarch64__) && defined(__GNUC__)
+static int has_dotprod(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & (1 << 20)) != 0; /* HWCAP_ASIMDDP */
+#elif defined(__APPLE__)
+    int found = 0;
+    size_t size = sizeof(found);
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, NULL, 0) == 0 && found;
+#else
+    return 0;
+#endif
+}
+#endif
+
+static enum gs_isa of_processor(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
         return GS_ISA_PORTABLE;
@@ -16,17 +51,18 @@ static int of_processor(void) {
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         return GS_ISA_AVX512;
     return GS_ISA_AVX2;
+#elif defined(__aarch64__) && defined(__GNUC__)
+    return has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
 #else
     return GS_ISA_PORTABLE;
 #endif
 }
 
 int gs_isa(void) {
-    static const char *const names[] = {"portable", "avx2", "avx512"};
-    int best = of_processor();
+    enum gs_isa best = of_processor();
     const char *cap = getenv("GGML_SCHED_ISA");
-    for (int level = GS_ISA_PORTABLE; cap != NULL && level < best; level++)
-        if (strcmp(cap, names[level]) == 0)
-            return level;
+    for (size_t i = 0; cap != NULL && known[i].isa != best; i++)
+        if (strcmp(cap, known[i].name) == 0)
+            return known[i].isa;
     return best;
 }

@@ -22,17 +22,16 @@
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
 
 static const gs_product_kernels *kernels_here(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
     switch (gs_isa()) {
-    case GS_ISA_AVX512:
-        return &gs_product_avx512;
-    case GS_ISA_AVX2:
-        return &gs_product_avx2;
-    default:
-        break;
-    }
+#if defined(__x86_64__) && defined(__GNUC__)
+    case GS_ISA_AVX512: return &gs_product_avx512;
+    case GS_ISA_AVX2: return &gs_product_avx2;
+#elif defined(__aarch64__) && defined(__GNUC__)
+    case GS_ISA_DOTPROD: return &gs_product_dotprod;
+    case GS_ISA_NEON: return &gs_product_neon;
 #endif
-    return &gs_product_portable;
+    default: return &gs_product_portable;
+    }
 }
 
 static int64_t clamped(int64_t value, int64_t low, int64_t high) {

@@ -11,7 +11,7 @@
  *     tile 0                                     tile 1
  *     step 0: c0 c1 .. | step 1: c0 c1 .. | ..   step 0: ...
  *
- * Kernels for many columns repack the rows of weights a panel at a time: a panel is 16 or 32 neighbouring rows.
+ * Kernels for many columns repack the rows of weights a panel at a time: a panel is 8, 16 or 32 neighbouring rows.
  */
 #ifndef GGML_SCHED_KERNELS_PRODUCT_H
 #define GGML_SCHED_KERNELS_PRODUCT_H
@@ -108,6 +108,9 @@ extern const gs_product_kernels gs_product_portable;
 #if defined(__x86_64__) && defined(__GNUC__)
 extern const gs_product_kernels gs_product_avx2;
 extern const gs_product_kernels gs_product_avx512;
+#elif defined(__aarch64__) && defined(__GNUC__)
+extern const gs_product_kernels gs_product_neon;
+extern const gs_product_kernels gs_product_dotprod;
 #endif
 
 static inline int gs_is_id(const gs_product *of) {

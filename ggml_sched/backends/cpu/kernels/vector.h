@@ -121,6 +121,8 @@ INLINE vf vfrom_f16(const uint16_t *p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif GS_LEVEL == 1
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
     vu h = __builtin_convertvector(*(const vh_any *)p, vu);
     vu sign = (h & 0x8000) << 16, rest = h & 0x7fff;
@@ -137,6 +139,8 @@ INLINE void vto_f16(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
 #elif GS_LEVEL == 1
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 #else
     vu bits = (vu)x, sign = bits & 0x80000000u, rest = bits & 0x7fffffff;
     /* `small`: the bits of an f16 subnormal, which are, rounded, the low bits of value + 0.5.  `normal`: the bits of
