@@ -100,3 +100,26 @@ def test_a_fault_in_a_kernel_does_not_end_the_measurement(model):
         ids.set(np.array([1], "i4"))
         s.compute(graph)
     assert [(t.node.op, t.runs) for t in times.nodes] == [("GET_ROWS", 2)]
+
+
+def test_a_node_of_two_plans_has_run_as_often_as_both(model):
+    _, graph, cpu = model
+    first, second = cpu.graph_plan_create(graph), cpu.graph_plan_create(graph)
+    with cpu.node_times() as times:
+        for plan in (first, second, second):
+            cpu.graph_plan_compute(plan)
+    assert [(t.node.op, t.runs) for t in times.nodes] == [("MUL_MAT", 3), ("UNARY:SILU", 3), ("SOFT_MAX", 3)]
+
+
+def test_calls_after_one_that_failed_have_not_run(model):
+    _, _, cpu = model
+    ctx = gs.Context()
+    table, ids = ctx.tensor("f32", (4, 2), "table"), ctx.tensor("i32", (1,), "ids")
+    with gs.Scheduler([cpu]) as s, cpu.node_times() as times:
+        graph = gs.Graph(ctx.silu(ctx.get_rows(ctx.silu(table), ids)))
+        s.alloc(graph)
+        table.set(np.ones((2, 4), "f4"))
+        ids.set(np.array([7], "i4"))
+        with pytest.raises(gs.BackendError, match="id 7"):
+            s.compute(graph)
+    assert [(t.node.op, t.runs) for t in times.nodes] == [("UNARY:SILU", 1), ("GET_ROWS", 1)]

@@ -351,6 +351,8 @@ cdef class CallList:
             failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &work, times, &fault)
         self.memory.give(work.memory)
         if measured is not None:
+            if failed >= 0:
+                del taken[(failed + 1) * <Py_ssize_t>sizeof(gs_time):]
             measured.add(self, first, taken)
         if failed >= 0:
             node = self.table.tensors[self.calls.call[first + failed].position]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ class NodeTime:
     node: Tensor
     """The node; for calls that compute a group of fused nodes, one of these."""
     runs: int
+    """How often the node was computed, by all plans together; the run of a call that failed counts, too."""
     seconds: float
     """Seconds of the thread that computed the graph, waiting for other threads included."""
     busy: float
@@ -43,7 +45,7 @@ class NodeTimes:
         self._taken: dict[CallList, NDArray[np.int64]] = {}
 
     def add(self, calls: CallList, first: int, taken: bytearray) -> None:
-        """Add a run of calls from number `first` on: nanoseconds (wall, busy) of each, as int64."""
+        """Add a run of calls from number `first` on: nanoseconds (wall, busy) of each that ran, as int64."""
         times = np.frombuffer(taken, np.int64).reshape(-1, 2)
         with self._lock:
             found = self._taken.get(calls)
@@ -57,10 +59,15 @@ class NodeTimes:
         """The times of each node that was computed, in the order in which the nodes were compiled."""
         with self._lock:
             taken = {calls: times.copy() for calls, times in self._taken.items()}
-        found: dict[Tensor, NDArray[np.int64]] = {}
+        wall: Counter[Tensor] = Counter()
+        busy: Counter[Tensor] = Counter()
+        runs: Counter[Tensor] = Counter()
         for calls, times in taken.items():
-            for i, row in enumerate(times):
+            of_list: dict[Tensor, int] = {}
+            for i, (call_wall, call_busy, n) in enumerate(times.tolist()):
                 node = calls.node_of(i)
-                before = found.get(node)
-                found[node] = row if before is None else np.array((*(before[:2] + row[:2]), max(before[2], row[2])))
-        return [NodeTime(node, int(runs), wall / 1e9, busy / 1e9) for node, (wall, busy, runs) in found.items() if runs]
+                wall[node] += call_wall
+                busy[node] += call_busy
+                of_list[node] = max(n, of_list.get(node, 0))     # several calls may compute one node
+            runs.update(of_list)
+        return [NodeTime(node, n, wall[node] / 1e9, busy[node] / 1e9) for node, n in runs.items() if n]
