@@ -348,8 +348,9 @@ class Model:
 
         Raises ValueError if the model was read from a file object, which cannot be read again, and what `load` and
         `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
-        loaded, to free memory of the other backends; if loading fails, `moved` may be called again.  Backends that
-        `load` has made stay open until the new model is there, which then owns those of them that it uses.
+        loaded, to free memory of the other backends; if loading fails, `moved` may be called again, and so it may where
+        closing this model raises.  Backends that `load` has made stay open until the new model is there, which then
+        owns those of them that it uses.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")
@@ -359,12 +360,12 @@ class Model:
         model = self._load_again(backends)
         try:
             evaluate_again(model._sequences, [held.tokens for held in self._sequences])
+            self._close(backends)
         except BaseException:
             model.close()
             raise
-        model._owned += [backend for backend in self._owned if backend in backends]
-        self._owned = [backend for backend in self._owned if backend not in backends]
-        self.close()
+        model._owned += self._owned
+        self._owned = []
         return model
 
     def __enter__(self) -> Self:

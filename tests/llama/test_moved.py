@@ -76,6 +76,26 @@ def test_a_closed_model_closes_what_a_move_in_vain_has_left_open(own):
     assert own[0].closed
 
 
+@pytest.mark.parametrize("error", [gs.BackendError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_move_whose_old_model_fails_to_close_leaves_no_other_model_open(own, monkeypatch, error):
+    model = llama.load(SMALL, n_ctx=64)
+    model.eval(TOKENS)
+    close, calls = model._runner.close, []
+
+    def fail():
+        calls.append(close())
+        raise error
+
+    monkeypatch.setattr(model._runner, "close", fail)
+    with gs.CpuBackend(1, name="other") as other:
+        with pytest.raises(type(error)):
+            model.moved([other, *model.backends])
+        assert other.used == own[0].used == 0 and not own[0].closed
+        with model.moved([other, *model.backends]) as moved:
+            assert moved.n_past == len(TOKENS) and len(calls) == 1
+        assert own[0].closed
+
+
 @pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_that_sequences_share_need_rows_once(data, seed):
