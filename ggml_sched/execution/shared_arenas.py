@@ -32,11 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["Arenas", "Leased", "LockAndLease"]
 
 
+class _OnBackend:
+    """The buffers of a set on one backend.  The `Leased` whose allocations are in them keep this alive: where their
+    schedulers are freed without `close`, the buffers are freed, too."""
+
+    def __init__(self) -> None:
+        self.buffers: tuple[Buffer, ...] = ()
+
+
 class _Buffers:
     """A set of buffers, some on each backend, which at most one scheduler has at a time."""
 
     def __init__(self) -> None:
-        self.of: dict[Backend, tuple[Buffer, ...]] = {}
+        self.of: weakref.WeakValueDictionary[Backend, _OnBackend] = weakref.WeakValueDictionary()
         self.users: weakref.WeakSet[Leased] = weakref.WeakSet()
         """The `Leased` of each scheduler that has had these buffers; its allocations are in the buffers `Leased.at`."""
         self.lessee: weakref.ref[Leased] | None = None
@@ -56,8 +64,11 @@ class _Buffers:
     def prune(self) -> None:
         """Close the buffers on each backend that is in no scheduler with allocations in these buffers."""
         used = {backend for user in self.users if user.at is self for backend in user.backends}
-        gone = [self.of.pop(backend) for backend in [*self.of] if backend not in used]
-        each(buffer.close for buffers in gone for buffer in buffers)
+        gone = [on for backend, on in [*self.of.items()] if backend not in used]
+        closing = [buffer for on in gone for buffer in on.buffers]
+        for on in gone:
+            on.buffers = ()
+        each(buffer.close for buffer in closing)
 
 
 class Arenas:
@@ -71,9 +82,9 @@ class Arenas:
     scheduler gets other buffers, and keeps them (`"own"`): then there are as many sets of buffers as threads that
     compute at the same time.
 
-    Buffers are closed when the last scheduler that uses them is closed, or by `close`.  A limit or budget of a
-    scheduler counts shared buffers in full, but no work memory that a second compute at the same time takes: under
-    limits give "wait".  ValueError for another `when_busy`.
+    Buffers are closed when the last scheduler that uses them is closed, or by `close`; they are freed if that scheduler
+    is dropped without `close`.  A limit or budget of a scheduler counts shared buffers in full, but no work memory that
+    a second compute at the same time takes: under limits give "wait".  ValueError for another `when_busy`.
     """
 
     def __init__(self, when_busy: Literal["own", "wait"] = "own") -> None:
@@ -87,8 +98,8 @@ class Arenas:
 
     def nbytes(self, backend: Backend) -> int:
         """Bytes of all buffers on a backend."""
-        return sum(buffer.size for buffers in tuple(self._all) for buffer in buffers.of.get(backend, ())
-                   if not buffer.closed)
+        held = [buffers.of.get(backend) for buffers in tuple(self._all)]
+        return sum(buffer.size for on in held if on is not None for buffer in on.buffers if not buffer.closed)
 
     def close(self) -> None:
         """Close all buffers; idempotent.  Tensors in them lose their addresses, and their schedulers cannot compute any
@@ -104,7 +115,7 @@ class Arenas:
         for buffers in found:
             each([partial(user.give_way, buffers, "the arenas that its scheduler shared were closed")
                   for user in buffers.users])
-        each(buffer.close for buffers in found for held in buffers.of.values() for buffer in held)
+        each(buffer.close for buffers in found for on in buffers.of.values() for buffer in on.buffers)
 
     def __enter__(self) -> Arenas:
         return self
@@ -174,6 +185,8 @@ class Leased(SchedulerArenas):
     def __init__(self, shared: Arenas, backends: tuple[Backend, ...]) -> None:
         self.at: _Buffers | None = None
         """The buffers that the scheduler has, or had last: its allocations are in them."""
+        self._on: tuple[_OnBackend, ...] = ()
+        """Those of `at` on each backend."""
         super().__init__(backends)
         self.shared = shared
         self._allocations: Callable[[], Allocations | None] = lambda: None
@@ -201,8 +214,9 @@ class Leased(SchedulerArenas):
                 if allocations is not None:
                     allocations.invalidate()
                 found.users.add(self)
-                self.at = found
-        self._show(found)
+                on = tuple([found.of.setdefault(backend, _OnBackend()) for backend in self.backends])
+                self.at, self._on = found, on       # in one line: no signal handler runs between the two
+        self._show()
 
     def drop(self, holder: object) -> None:
         """Undo `take(holder)`; without effect if it was not called."""
@@ -227,9 +241,9 @@ class Leased(SchedulerArenas):
     def __exit__(self, *exc: object) -> None:
         self.drop(self._holders[-1][0])
 
-    def _show(self, found: _Buffers) -> None:
-        """Set `buffers` to those in `found`, which another scheduler may have replaced since."""
-        now = tuple(found.of.get(backend, ()) for backend in self.backends)
+    def _show(self) -> None:
+        """Set `buffers` to those in `at`, which another scheduler may have replaced since."""
+        now = tuple([on.buffers for on in self._on])
         if any(a is not b for mine, theirs in zip(self.buffers, now, strict=True)
                for a, b in zip(mine, theirs, strict=False)) or [*map(len, now)] != [*map(len, self.buffers)]:
             super()._set(now)
@@ -246,7 +260,7 @@ class Leased(SchedulerArenas):
             before.give_way(at)
         elif at.drain is not None:
             at.drain()
-            each([partial(wait_for, backend) for backend in at.of])
+            each([partial(wait_for, backend) for backend in [*at.of]])
         at.lessee, at.drain = weakref.ref(self), None if self._pipeline is None else self._pipeline.drain_weakly
 
     def _usable(self) -> _Buffers:
@@ -281,8 +295,8 @@ class Leased(SchedulerArenas):
 
     def _set(self, buffers: tuple[tuple[Buffer, ...], ...]) -> None:
         super()._set(buffers)
-        if self.at is not None:
-            self.at.of.update(zip(self.backends, buffers, strict=True))
+        for on, now in zip(self._on, buffers, strict=False):
+            on.buffers = now
 
     def close(self) -> None:
         """Leave the buffers to the other schedulers; close those that no other one uses."""
@@ -293,6 +307,7 @@ class Leased(SchedulerArenas):
             self.at = None
             super()._set(((),) * len(self.backends))
             at.prune()
+            self._on = ()
 
 
 class LockAndLease:

@@ -363,6 +363,25 @@ def test_buffers_end_with_the_last_scheduler_and_arenas_go_on(cpu, arenas):
         assert c.run(1) == expected(8, 1)
 
 
+def test_buffers_of_a_scheduler_that_was_dropped_are_freed_with_it(cpu, arenas):
+    other = gs.CpuBackend(1, "other")
+    with World(8, [cpu], arenas) as a:
+        first = a.run(0)
+        dropped = World(16, [other, cpu], arenas)
+        dropped.run(0)
+        shared, alone = (weakref.ref(dropped.scheduler._arenas.buffers[i][0]) for i in (1, 0))
+        del dropped
+        gc.collect()
+        assert alone() is None and arenas.nbytes(other) == 0
+        assert shared() is not None and arenas.nbytes(cpu) == shared().size
+        assert a.run(0) == first and a.y.buffer is shared()
+    lone = World(8, [cpu], arenas)
+    assert lone.run(1) == expected(8, 1)
+    del lone
+    gc.collect()
+    assert arenas.nbytes(cpu) == 0
+
+
 def test_closed_arenas_give_no_memory_and_schedulers_of_them_can_be_closed(cpu, arenas):
     a = World(8, [cpu], arenas)
     a.run(0)
