@@ -110,14 +110,14 @@ class Scheduler:
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()
-        lock = OneAtATime(
+        self._one = OneAtATime(
             partial(Error, "this scheduler is at work: use one scheduler for each thread, and none inside its "
                            "callbacks"),
             partial(Error, "this scheduler is closed"))
-        self._lock: OneAtATime | LockAndLease = lock
+        self._lock: OneAtATime | LockAndLease = self._one
         if self._leased is not None:
             self._leased.serve(self._allocations, self._pipeline)
-            self._lock = LockAndLease(lock, self._leased)
+            self._lock = LockAndLease(self._one, self._leased)
 
     def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
         """{position of a backend: bytes} from `given`, {backend: bytes}.  Raises TypeError or ValueError for anything
@@ -412,10 +412,14 @@ class Scheduler:
             self._allocations.invalidate("its scheduler was reset")
 
     def close(self) -> None:
-        """Free the arenas; idempotent.  Tensors with addresses in them lose these."""
+        """Free the arenas; idempotent.  Tensors with addresses in them lose these.
+
+        Shared arenas stay for the other schedulers.  While another thread uses them, it waits for them as the calls of
+        a scheduler do.
+        """
         if self.closed:
             return
-        with self._lock:
+        with self._one if self._leased is not None and self._leased.may_close else self._lock:
             self._pipeline.drain()
             self.closed = self._lock.closed = True
             self._planner.clear()

@@ -248,6 +248,13 @@ class Leased(SchedulerArenas):
                for a, b in zip(mine, theirs, strict=False)) or [*map(len, now)] != [*map(len, self.buffers)]:
             super()._set(now)
 
+    @property
+    def may_close(self) -> bool:
+        """Whether `close` needs no `take` before it: the scheduler has had no buffers, or this thread has those that it
+        had last, for whichever scheduler, so that waiting for them would not end."""
+        at = self.at
+        return at is None or bool(at.taken) and at.thread == threading.get_ident()
+
     # -- addresses in them --------------------------------------------------------------------
 
     def occupy(self) -> None:

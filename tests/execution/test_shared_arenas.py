@@ -292,6 +292,34 @@ def test_computing_inside_a_callback_of_another_scheduler(cpu):
         assert a.y.numpy().tobytes() == expected(8, 0) and set(inner) == {expected(8, 1)}
 
 
+def test_a_scheduler_is_closed_while_this_thread_has_the_buffers_for_another(cpu, arenas):
+    other = gs.CpuBackend(1, "other")
+    with World(8, [cpu], arenas) as a, World(16, [other, cpu], arenas) as b:
+        b.run(0)
+        with a.scheduler.lease():
+            b.scheduler.close()
+            assert b.scheduler.closed and arenas.nbytes(other) == 0 < arenas.nbytes(cpu)
+            with pytest.raises(gs.PlacementError, match="its scheduler was closed"):
+                b.y.numpy()
+            assert a.run(0) == expected(8, 0)
+        with World(12, [cpu], arenas) as c:
+            a.start(1)
+            c.run(1)
+            a.scheduler.compute(a.graph, lambda node: c.scheduler.close())
+            assert a.y.numpy().tobytes() == expected(8, 1)
+        assert in_thread(lambda: a.run(2))() == expected(8, 2)
+
+
+def test_a_scheduler_is_closed_after_the_thread_that_has_the_buffers(cpu):
+    with gs.Arenas("wait") as arenas, World(8, [cpu], arenas) as a, World(8, [cpu], arenas) as b:
+        b.run(0)
+        with a.scheduler.lease():
+            closed = in_thread(b.scheduler.close)
+            assert a.run(1) == expected(8, 1) and not b.scheduler.closed
+        closed()
+        assert b.scheduler.closed and a.run(2) == expected(8, 2)
+
+
 def test_one_scheduler_in_two_threads_is_an_error(cpu, arenas):
     with World(8, [cpu], arenas) as a, a.scheduler.lease():
         with pytest.raises(gs.Error, match="use one scheduler for each thread"):
