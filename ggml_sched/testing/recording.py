@@ -54,11 +54,14 @@ class Recording:
     def __init__(self, *args: Any, **options: Any) -> None:
         self.calls = []
         self._plans: list[tuple[Graph | GraphView, object]] = []
+        """Each graph plan with its graph, until the call that freed it is taken."""
         super().__init__(*args, **options)
 
     def take(self) -> list[Call]:
         """Returns the calls so far, and empties `calls`."""
         calls, self.calls = self.calls, []
+        freed = {id(call.args[0]) for call in calls if call.method == "graph_plan_free"}
+        self._plans = [(graph, plan) for graph, plan in self._plans if id(plan) not in freed]
         return calls
 
     def count(self, method: str) -> int:
@@ -89,7 +92,7 @@ def _recorded(method: str, inherited: Callable[..., Any]) -> Callable[..., Any]:
         given = (*args, *options.values())
         self.calls.append(Call(method, given))
         result = inherited(self, *args, **options)
-        if method == "graph_plan_create":
+        if method == "graph_plan_create" and result is not None:
             self._plans.append((given[0], result))
         return result
 

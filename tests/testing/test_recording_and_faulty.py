@@ -1,5 +1,8 @@
 """Mixins that record the calls of any backend, and let some of them fail."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -61,6 +64,26 @@ def test_nodes_of_graph_plans_are_recorded_as_often_as_they_are_computed():
             scheduler.compute(g)
         assert [node.name for node in cpu.computed] == ["square", "root"] * 2
         assert cpu.count("graph_plan_create") == 1 and cpu.count("graph_plan_compute") == 2
+
+
+def test_graphs_of_plans_that_were_freed_are_kept_until_their_calls_are_taken():
+    with RecordedCpu(1) as cpu:
+        plans, nodes = [], []
+        for name in ("freed", "kept"):
+            ctx = gs.Context()
+            g = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), name))
+            cpu.alloc_tensors(ctx, "any")
+            plans.append(cpu.graph_plan_create(g))
+            nodes.append(weakref.ref(g.nodes[0]))
+            cpu.graph_plan_compute(plans[-1])
+        del ctx, g
+        cpu.graph_plan_free(plans.pop(0))
+        assert [node.name for node in cpu.computed] == ["freed", "kept"]
+        cpu.take()
+        gc.collect()
+        assert nodes[0]() is None and nodes[1]() is not None
+        cpu.graph_plan_compute(plans[0])
+        assert [node.name for node in cpu.computed] == ["kept"]
 
 
 def test_methods_with_the_default_are_not_recorded():
