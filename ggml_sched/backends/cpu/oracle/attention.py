@@ -90,7 +90,8 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: np.float32, bi
             sinks: np.ndarray | None, out: np.ndarray) -> None:
     """Attention of the query heads q[n_head, n_rows, d] that share one key head: writes out[n_head, n_rows, d_v] from
     k[n_kv, d], v[n_kv, d_v] and bias[.., n_kv]."""
-    scores = np.matmul(q.reshape(-1, q.shape[2]), k.T).reshape(*q.shape[:2], -1)
+    n_head, n_rows, d = q.shape
+    scores = np.matmul(q.reshape(n_head * n_rows, d), k.T).reshape(n_head, n_rows, len(k))
     if softcap:
         scores = np.tanh(scores) * softcap
     if bias is not None:
