@@ -13,6 +13,7 @@ from vocabularies import SAMPLES
 
 import ggml_sched as gs
 from ggml_sched.llama import ChatTemplate, ChatTemplateError, Tokenizer
+from ggml_sched.llama.text.budget import Budget, check_format
 
 pytest.importorskip("jinja2")
 
@@ -391,6 +392,14 @@ def test_what_would_be_too_long_is_not_even_made(source):
         assert tracemalloc.get_traced_memory()[1] < 80_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_a_format_of_keys_spends_budget_for_each_value_once():
+    values = {"a": list(range(1000)), "b": "x" * 100_000}
+    weighed, formatted = Budget(), Budget()
+    weighed.weigh(values)
+    check_format(formatted, "", values)
+    assert formatted.left == weighed.left
 
 
 def test_formats_of_keys_separators_and_recursive_loops_work():

@@ -94,7 +94,7 @@ def check_format(budget: Budget, text: str, values: object) -> None:
         raise ChatTemplateError("the chat template formats wider than 999 characters")
     if re.search(r"%\([^()]*\(", text):     # where such a key ends depends on what it nests
         raise ChatTemplateError("the chat template formats by a key that has parentheses")
-    budget.weigh(values)
+    budget.weigh([*values] if isinstance(values, dict) else values)
     if isinstance(values, dict):            # a format may name one value many times
         longest = 0
         for value in values.values():
