@@ -465,7 +465,8 @@ class Backend(BackendBase):
     # -- computing ----------------------------------------------------------------
 
     def compute_node(self, node: Tensor) -> None:
-        """Compute one node, which is not a view; called by the default `graph_compute`.
+        """Compute one node, which is not a view; called by the default `graph_compute`, and by that of CpuBackend,
+        GgmlBackend and CupyBackend for a subclass that overrides this method.
 
         The node and its sources have addresses on this backend.  Raise an exception, such as UnsupportedOp, for a node
         that this backend does not compute: a node that is skipped leaves old bytes in its memory.

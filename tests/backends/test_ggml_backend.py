@@ -15,6 +15,7 @@ from forks import in_child
 from processes import run_python
 
 import ggml_sched as gs
+from ggml_sched.backends.cpu import run_nodes
 from ggml_sched.backends.ggml import library, probe
 
 if not ggml_here.IS_HERE:
@@ -663,3 +664,20 @@ def test_nothing_is_printed():
             "b.graph_compute(gs.Graph(y)); assert y.numpy().all()")
     done = run_python("-c", code, str(Path(ggml_here.__file__).parent))
     assert done.stdout == done.stderr == ""
+
+
+def test_a_subclass_that_overrides_compute_node_computes_by_it():
+    class ByNode(gs.GgmlBackend):
+        def compute_node(self, node):
+            seen.append(node)
+            run_nodes([node], lambda buffer: buffer.memory)
+
+    seen = []
+    ctx = gs.Context()
+    x = ctx.tensor("f32", 8, "x", input=True)
+    graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.neg(x))))
+    with ByNode(library=ggml_here.LIBRARY) as backend, gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(graph)
+        x.set(np.arange(8, dtype=np.float32))
+        scheduler.compute(graph)
+        assert seen == list(graph.nodes) and graph.nodes[-1].numpy().tolist() == [k * k for k in range(8)]

@@ -571,3 +571,18 @@ def test_work_memory_that_is_there_is_not_asked_for_again(cuda, sched):
         assert cuda.work.size and np.allclose(graph.nodes[-1].numpy(), 64, rtol=1e-2)
         cuda.memory = cuda.used         # full; the same graph fits again
         sched.reset()
+
+
+def test_a_subclass_that_overrides_compute_node_computes_by_it():
+    class ByNode(gs.CupyBackend):
+        def compute_node(self, node):
+            seen.append(node.name)
+            gs.CupyBackend.graph_plan_compute(self, plan := gs.CupyBackend.graph_plan_create(self, [node]))
+            gs.CupyBackend.graph_plan_free(self, plan)
+
+    seen = []
+    with devices.backend(kind=ByNode) as backend, gs.Scheduler([backend]) as scheduler:
+        sums = Sums(backend)
+        expected = sums.set()
+        scheduler.compute(sums.graph)
+        assert seen == ["sum", "out"] and np.array_equal(sums.out.numpy(), expected)
