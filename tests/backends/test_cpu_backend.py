@@ -525,6 +525,21 @@ def test_the_bound_of_host_memory_holds_for_every_op(n_threads):
                 backend.graph_plan_free(plan)
 
 
+def test_host_work_counts_tables_of_angles_once_for_all_nodes_and_plans_that_share_them(ctx):
+    n, half = 300, 32
+    x, at = ctx.tensor("f32", (2 * half, 1, n), "x"), ctx.tensor("i32", (n,), "at")
+    one = gs.Graph(ctx.rope(ctx.rope(x, at, 2 * half), at, 2 * half))
+    two = gs.Graph(ctx.rope(ctx.rope(x, at, 2 * half), at, 2 * half, freq_base=500.0))
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx, usage="any"):
+        table = n * 2 * half * 4
+        assert backend.host_work(two.nodes) == backend.host_work(one.nodes) + table > 2 * table
+        plans = [backend.graph_plan_create(graph) for graph in (one, two, two)]
+        for plan in plans:
+            backend.graph_plan_compute(plan)
+            assert backend.host_work_held == plan.work_size
+        assert backend.host_work_held == backend.host_work(two.nodes)
+
+
 def test_host_work_counts_what_the_oracle_takes(ctx):
     """Of a node that only it computes, and of every node of a backend without compiled kernels."""
     w, x = ctx.tensor("q4_0", (1024, 1024)), ctx.tensor("f32", (1024, 8))

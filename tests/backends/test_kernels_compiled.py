@@ -122,6 +122,7 @@ def test_angles_are_made_anew_for_positions_that_were_written_over_and_for_other
             at.set(np.int32([1, 2, 3]))
             other.set(np.int32([7, 0, 9]))
             backend.graph_compute([first, based, change, last])
+            assert backend.host_work_held <= backend.host_work([first, based, change, last])
             found.append([t.numpy() for t in (first, based, last)])
     for got, want in zip(*found, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6)

@@ -22,6 +22,7 @@ cdef extern from "kernels/call.h" nogil:
     ctypedef struct gs_calls:
         gs_call *call
         int32_t n
+        int64_t tables
         int64_t shared
         int64_t scratch
 
@@ -102,7 +103,6 @@ cdef class CallList:
     cdef readonly str name              # of the backend, for errors
     cdef readonly NodeTable table       # keeps the tensors and the gs_node structs that calls point to
     cdef gs_calls calls                 # owned
-    cdef gs_tables tables
     cdef unsigned char *state           # owned; bits of each tensor of the table: LOOKED_AT, READABLE, WRITABLE
     cdef dict known                     # {buffer: (address, size, writable), or None if kernels cannot use it}; keeps
                                         # the buffers alive, though close() may still free their memory: see `held`

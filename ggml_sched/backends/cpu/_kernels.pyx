@@ -14,8 +14,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_MAX_SRC, GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul,
-    gs_node, gs_op_family,
+    GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node,
+    gs_op_family,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
@@ -62,34 +62,44 @@ def work_of(nodes, int32_t n_threads, bint compiled):
     compiled calls or, for a node without compiled kernel and without `compiled` for all, of the oracle's arrays.  The
     nodes need no addresses."""
     cdef NodeTable table = NodeTable(nodes)
-    cdef gs_node[1 + GS_MAX_SRC] made
+    cdef gs_node *made = <gs_node *>calloc(max(len(table.tensors), 1), sizeof(gs_node))
+    cdef gs_node *node
     cdef gs_calls calls
     cdef gs_tables tables
-    cdef int64_t most = 0, scratch = 0, shared = 0, size
+    cdef uintptr_t address = 64
+    cdef int64_t most = 0, size
     cdef Py_ssize_t i
     cdef int k
+    if made == NULL:
+        raise OutOfMemory("no host memory to count work memory", "", 0)
+    memset(&calls, 0, sizeof(calls))
+    tables.n = 0
+    for i in range(len(table.tensors)):
+        made[i] = table.nodes[i]
+        # Addresses that are never used: no tensor overlaps another.
+        made[i].data = <void *>address
+        address += (<uintptr_t>made[i].layout.nbytes + 127) & ~<uintptr_t>63
+        for k in range(made[i].n_src):
+            if made[i].src[k] != NULL:
+                made[i].src[k] = made + (made[i].src[k] - table.nodes)
     for i in range(table.n):
-        made[0] = table.nodes[i]
-        size = made[0].layout.nbytes
-        for k in range(made[0].n_src):
-            if made[0].src[k] != NULL:
-                made[1 + k] = made[0].src[k][0]
-                # Addresses that are never used, far enough apart: no source overlaps the result.
-                made[1 + k].data = <void *>(<uintptr_t>(k + 1) << 48)
-                made[0].src[k] = &made[1 + k]
-                size += made[1 + k].layout.nbytes
-        made[0].data = <void *>(<uintptr_t>64 << 40)
-        memset(&calls, 0, sizeof(calls))
-        memset(&tables, 0, sizeof(tables))
-        if compiled and gs_build_node(made, 0, &calls, &tables) == GS_OK:
-            scratch, shared = max(scratch, calls.scratch), max(shared, calls.shared)
+        node = &made[i]
+        if compiled and gs_build_node(node, <int32_t>i, &calls, &tables) == GS_OK:
             most = max(most, LEAST_WORK)
-        else:
-            if made[0].op == GS_OP_FLASH_ATTN_EXT:      # scores, of which no source's bytes are a measure
-                size += made[1].layout.ne[1] * made[1].layout.ne[2] * made[1].layout.ne[3] * made[2].layout.ne[1]
-            most = max(most, size * NUMPY_WORK)
-        gs_free_calls(&calls)
-    return max(most, scratch * n_threads + shared)
+            continue
+        tables.n = 0            # the calls after this node are another stretch
+        size = node.layout.nbytes
+        for k in range(node.n_src):
+            if node.src[k] != NULL:
+                size += node.src[k].layout.nbytes
+        if node.op == GS_OP_FLASH_ATTN_EXT:     # scores, of which no source's bytes are a measure
+            size += node.src[0].layout.ne[1] * node.src[0].layout.ne[2] * node.src[0].layout.ne[3] * (
+                node.src[1].layout.ne[1])
+        most = max(most, size * NUMPY_WORK)
+    size = calls.tables + calls.shared + calls.scratch * n_threads
+    gs_free_calls(&calls)
+    free(made)
+    return max(most, size)
 
 
 cdef class Pool:
@@ -199,7 +209,6 @@ cdef class CallList:
         self.memory_of = memory_of
         self.memory = memory
         memset(&self.calls, 0, sizeof(self.calls))
-        memset(&self.tables, 0, sizeof(self.tables))
         self.state = <unsigned char *>calloc(max(len(self.table.tensors), 1), 1)
         if self.state == NULL:
             raise OutOfMemory(f"backend {name!r}: no host memory for a list of calls", name, 0)
@@ -228,7 +237,8 @@ cdef class CallList:
         """The bytes of work memory that a run on n_threads threads takes; OutOfMemory if 64 bits cannot count them."""
         cdef int64_t size = 0
         if (gs_checked_mul(self.calls.scratch, n_threads, &size) != GS_OK
-                or gs_checked_add(size, self.calls.shared, &size) != GS_OK):
+                or gs_checked_add(size, self.calls.shared, &size) != GS_OK
+                or gs_checked_add(size, self.calls.tables, &size) != GS_OK):
             raise OutOfMemory(f"backend {self.name!r}: work memory of more than 64 bits can count", self.name, 0)
         return max(size, LEAST_WORK)
 
@@ -297,29 +307,28 @@ cdef class CallList:
         """Append the calls of the nodes first .. stop - 1, up to the first node that has no compiled kernel or is
         invalid; returns the index of this node, or `stop`.
 
-        The caller passes all nodes in the order of execution, also those that the oracle computes: a node may write to
-        the positions or factors of a rope's table (`gs_tables` in build.h), which is then computed again.  IndexError,
+        These calls are run together, by one call of `run`: they share tables (`gs_tables` in build.h).  IndexError,
         OutOfMemory.
         """
         cdef const gs_node *node
+        cdef gs_tables tables
         cdef Py_ssize_t i
         cdef int status
         if not 0 <= first <= stop <= self.table.n:
             raise IndexError(f"nodes {first} .. {stop} of {self.table.n}")
+        tables.n = 0
         for i in range(first, stop):
             node = &self.table.nodes[i]
             status = GS_UNSUPPORTED_OP
             if self.is_good(node):
-                status = gs_build_node(node, <int32_t>i, &self.calls, &self.tables)
-            else:
-                self.tables.n = 0       # the node writes at an unknown address: any table may be outdated afterwards
-            gs_forget_tables(&self.tables, node)
+                status = gs_build_node(node, <int32_t>i, &self.calls, &tables)
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
                 raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {label(tensor)} ({tensor.op})",
                                   self.name, 0)
             if status != GS_OK:
                 return i
+            gs_forget_tables(&tables, node)     # a node may write to the positions or factors of a rope's table
         return stop
 
     cdef bint is_good(self, const gs_node *node) except -1:
@@ -338,6 +347,7 @@ cdef class CallList:
         cdef gs_work work           # one for each run: two threads may run the calls at the same time
         cdef gs_time *times = NULL
         cdef bytearray taken = None
+        cdef char *memory
         cdef int32_t failed
         if not 0 <= first <= last <= self.calls.n:
             raise IndexError(f"calls {first} .. {last} of {self.calls.n}")
@@ -346,10 +356,11 @@ cdef class CallList:
         if measured is not None:
             taken = bytearray((last - first) * sizeof(gs_time))
             times = <gs_time *>PyByteArray_AS_STRING(taken)
-        work.memory = self.memory.take(self.work_size(work.n_threads))
+        memory = self.memory.take(self.work_size(work.n_threads))
+        work.memory = memory + self.calls.tables
         with nogil:
             failed = gs_pool_run(pool.pool, self.calls.call + first, last - first, &work, times, &fault)
-        self.memory.give(work.memory)
+        self.memory.give(memory)
         if measured is not None:
             if failed >= 0:
                 del taken[(failed + 1) * <Py_ssize_t>sizeof(gs_time):]

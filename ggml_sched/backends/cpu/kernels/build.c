@@ -17,7 +17,12 @@ void *gs_find_table(const gs_tables *in, const gs_node *positions, const gs_node
     return NULL;
 }
 
-void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of) {
+int64_t gs_end_of_tables(const gs_tables *in) {
+    return in->n ? in->table[in->n - 1].end : 0;
+}
+
+void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of,
+                  int64_t end) {
     if (to->n == GS_MAX_TABLES) {
         memmove(to->table, to->table + 1, (GS_MAX_TABLES - 1) * sizeof(gs_table));
         to->n--;
@@ -27,6 +32,7 @@ void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factor
     t->factors = factors;
     memcpy(t->params, params, sizeof(t->params));
     t->of = of;
+    t->end = end;
 }
 
 void gs_forget_tables(gs_tables *in, const gs_node *node) {

@@ -12,17 +12,24 @@ typedef struct gs_table {
     const gs_node *positions;   /* source 1 of ROPE                              */
     const gs_node *factors;     /* frequency factors (source 2 of ROPE), or NULL */
     int32_t params[GS_MAX_OP_PARAMS]; /* of the nodes that read the table        */
-    void *of;                   /* the table itself, in memory from gs_keep      */
+    void *of;                   /* describes the table, in memory from gs_keep   */
+    int64_t end;                /* bytes of work memory up to the table's end    */
 } gs_table;
 
+/* The tables of calls that run one after another with the same work memory, in the order of their ends.  With n 0
+ * there are none. */
 typedef struct gs_tables {
     int32_t n;
     gs_table table[GS_MAX_TABLES];
 } gs_tables;
 
-/* The memory of the table that was added with these sources and parameters, or NULL if there is none. */
+/* What describes the table that was added with these sources and parameters, or NULL if there is none. */
 void *gs_find_table(const gs_tables *in, const gs_node *positions, const gs_node *factors, const int32_t *params);
-void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of);
+void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factors, const int32_t *params, void *of,
+                  int64_t end);
+
+/* Where a table can begin in the work memory: at the end of the last one. */
+int64_t gs_end_of_tables(const gs_tables *in);
 
 /* Removes the tables that were computed from memory that `node` writes: their values would be outdated. */
 void gs_forget_tables(gs_tables *in, const gs_node *node);

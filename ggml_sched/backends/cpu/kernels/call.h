@@ -26,8 +26,8 @@ typedef struct gs_fault {
 #define GS_FAULT_NONE 0
 #define GS_FAULT_ID 1           /* a row or expert id out of range              */
 
-/* Computes one part of a call.  A kernel that finds a wrong value fills `fault`; its caller has set the kind to
- * GS_FAULT_NONE. */
+/* Computes one part of a call.  The tables are the bytes before `shared`.  A kernel that finds a wrong value fills
+ * `fault`; its caller has set the kind to GS_FAULT_NONE. */
 typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault);
 
 struct gs_call {
@@ -38,13 +38,15 @@ struct gs_call {
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
 };
 
-/* A growing list of calls.  While calls run, they have two kinds of work memory, both at addresses that are multiples
- * of 64: `shared` bytes in which one call of a node leaves data for the node's next call, and `scratch` bytes for each
- * thread.  Both sizes are the largest that any node needs. */
+/* A growing list of calls.  While calls run, they have three kinds of work memory, all at addresses that are multiples
+ * of 64: `tables` bytes in which a call leaves a table for calls of many nodes (build.h), `shared` bytes in which one
+ * call of a node leaves data for the node's next call, and `scratch` bytes for each thread.  `shared` and `scratch` are
+ * the largest that any node needs. */
 typedef struct gs_calls {
     gs_call *call;
     int32_t n;
     int32_t room;               /* calls for which `call` has memory            */
+    int64_t tables;
     int64_t shared;
     int64_t scratch;
     void *kept;                 /* the newest block of gs_keep; each block points to the one before */

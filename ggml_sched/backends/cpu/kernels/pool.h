@@ -12,7 +12,8 @@
 
 typedef struct gs_pool gs_pool;
 
-/* The work memory of a run: `shared` bytes, then `scratch` bytes for each of n_threads; both multiples of 64. */
+/* The work memory of a run: tables, then at `memory` `shared` bytes, then `scratch` bytes for each of n_threads; all
+ * multiples of 64. */
 typedef struct gs_work {
     char *memory;
     int64_t shared;

@@ -9,11 +9,15 @@
 /* A table of sines and cosines, and the values from a node's parameters that it is computed from. */
 typedef struct angles {
     double *per_position;       /* [half] the angle of each pair at position 1, in radians */
-    float *table;
+    int64_t back;               /* bytes from the begin of the table to the `shared` work memory */
     int64_t n_positions;
     int32_t half;
     float magnitude;
 } angles;
+
+static float *table_of(const angles *of, char *shared) {
+    return (float *)(shared - of->back);
+}
 
 static double pair_of_turns(double turns, int n_dims, int n_ctx_orig, double base) {
     return n_dims * log(n_ctx_orig / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
@@ -48,11 +52,12 @@ static void run_sines(const gs_call *call, int32_t part, char *shared, char *scr
     const gs_node *node = call->node, *positions = node->src[1];
     const gs_node *factors = node->n_src > 2 ? node->src[2] : NULL;
     const angles *of = (const angles *)call->arg[2];
+    float *table = table_of(of, shared);
     for (int64_t i = first_unit(call, part); i < end_unit(call, part); i++) {
         where w = row_at(positions->layout.ne, i / positions->layout.ne[0]);
         double position = *(const int32_t *)(row_of(positions, w)
                                              + i % positions->layout.ne[0] * positions->layout.nb[0]);
-        float *cosines = of->table + i * 2 * of->half, *sines = cosines + of->half;
+        float *cosines = table + i * 2 * of->half, *sines = cosines + of->half;
         for (int k = 0; k < of->half; k++) {
             double each = of->per_position[k];
             if (factors != NULL)
@@ -92,10 +97,11 @@ static void run_rope(const gs_call *call, int32_t part, char *shared, char *scra
     const angles *of = (const angles *)call->arg[2];
     int64_t n = node->layout.ne[0], sa = a->layout.nb[0], so = node->layout.nb[0];
     int type = node->layout.type, size = gs_plain_size(type);
+    const float *table = table_of(of, shared);
     float *row = (float *)scratch;
     for (int64_t r = first_unit(call, part); r < end_unit(call, part); r++) {
         where w = row_at(node->layout.ne, r);
-        const float *c = of->table + w.i2 * 2 * of->half;
+        const float *c = table + w.i2 * 2 * of->half;
         const char *from = row_of(a, w);
         char *to = row_of(node, w);
         if (type == GS_TYPE_F32) {
@@ -124,17 +130,21 @@ static int find_angles(const gs_node *node, int32_t position, gs_calls *to, gs_t
     int64_t half = node->params[1] / 2, n = n_elements_of(positions);
     if (half > INT32_MAX || (half > 0 && n > INT64_MAX / 64 / half))
         return GS_UNSUPPORTED_OP;
+    int64_t end = gs_end_of_tables(tables), size = row_bytes_padded(2 * n * half);
+    if (end > INT64_MAX / 2 - size)
+        return GS_UNSUPPORTED_OP;
+    end += size;
     angles *of = gs_keep(to, (int64_t)sizeof(angles));
     double *per_position = gs_keep(to, half * 8);
-    float *table = gs_keep(to, n * half * 8);
-    if (of == NULL || per_position == NULL || table == NULL)
+    if (of == NULL || per_position == NULL)
         return GS_NO_HOST_MEMORY;
-    *of = (angles){per_position, table, n, (int32_t)half, 1};
+    need(&to->tables, end);
+    *of = (angles){per_position, end, n, (int32_t)half, 1};
     fill_angles(node, of);
     gs_call call = call_over(node, position, run_sines, n, half * 32, ROW_WORK);
     call.arg[2] = (int64_t)of;
     *found = of;
-    gs_add_table(tables, positions, factors, node->params, of);
+    gs_add_table(tables, positions, factors, node->params, of, end);
     return gs_add_call(to, &call);
 }
 
