@@ -157,14 +157,14 @@ def goal_of(text: str, graphs: Sequence[Graph]) -> str | list[float]:
     if text in ("decode", "prompt"):
         return text
     try:
-        prompt, generated = (int(part) for part in text.split("+"))
-    except ValueError:
+        prompt, generated = (float(int(part)) for part in text.split("+"))
+    except (ValueError, OverflowError):
         raise ValueError(f"--goal {text}: not decode, prompt, or PROMPT+GENERATED like 512+256") from None
     tokens = [graph.meta.get("n_tokens") for graph in graphs]
     counts = [n for n in tokens if isinstance(n, int) and n > 0]
     if len(counts) < len(tokens) or max(counts, default=1) < 2 or min(counts) > 1:
         raise ValueError(f"--goal {text} needs a graph of one token and one of a prompt, whose meta says n_tokens")
-    return [float(generated) if n == 1 else prompt / n if n == max(counts) else 0.0 for n in counts]
+    return [generated if n == 1 else prompt / n if n == max(counts) else 0.0 for n in counts]
 
 
 def part_of(text: str) -> float:

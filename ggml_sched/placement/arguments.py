@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from os import PathLike
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ggml_sched._graph import Graph
 from ggml_sched.backend import Backend
@@ -37,6 +37,8 @@ DRIVER_SPEED = 1e10, 1e11
 """Bytes and operations a second of a host that computes nothing."""
 MAX_DEVICES = 16
 """The most devices that `fit` places on."""
+LIGHTEST, HEAVIEST = 1e-30, 1e30
+"""The range of weights in a goal, so that seconds times a weight are finite and above 0."""
 
 
 def groups_of(graphs: Graphs) -> list[list[Graph]]:
@@ -118,7 +120,7 @@ def part_of(name: str, value: object, most: str, whole: bool) -> float:
     """The argument `name` as a number above 0 and below 1 (also 1 if `whole`); `most`: what the error says it must be.
     """
     try:
-        part = float(value)  # type: ignore[arg-type]
+        part = _float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is a number, not {value!r}") from None
     if not 0 < part <= 1 or part == 1 and not whole:
@@ -134,7 +136,15 @@ def end_of(seconds: object) -> float:
         raise TypeError(f"seconds is a number, or None, not {seconds!r}")
     if not seconds > 0:
         raise ValueError(f"seconds = {seconds!r} is not above 0")
-    return time.monotonic() + seconds
+    return time.monotonic() + _float(seconds)
+
+
+def _float(value: Any) -> float:
+    """`value` as a float: infinity for an int that no float holds.  TypeError, ValueError."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
@@ -150,13 +160,14 @@ def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
             weights += [float(g == chosen) for g in range(len(flops))]
         return tuple(weights)
     try:
-        weights = [float(weight) for weight in goal]
+        weights = [_float(weight) for weight in goal]
     except (TypeError, ValueError):
         raise TypeError(f"goal {goal!r} is not 'decode', 'prompt' or a weight for each graph") from None
     if len(weights) != count:
         raise ValueError(f"goal has {len(weights)} weights for {count} graphs")
-    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise ValueError(f"goal {goal!r}: weights are finite, not negative, and not all zero")
+    if not all(weight == 0 or LIGHTEST <= weight <= HEAVIEST for weight in weights) or not any(weights):
+        raise ValueError(f"goal {goal!r}: weights are not negative, not all zero, and else from {LIGHTEST:g} to "
+                         f"{HEAVIEST:g}")
     return tuple(weights)
 
 

@@ -168,6 +168,8 @@ def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--goal", "much"], "--goal much"),
+    (["--goal", f"1+1{400 * '0'}"], "--goal 1+1000"),
+    (["--goal", f"1{308 * '0'}+1"], "from 1e-30 to 1e+30"),
     (["--within", "near"], "--within near"),
     (["--pin", "output"], "--pin output"),
     (["--pin", "output=TPU"], "TPU"),

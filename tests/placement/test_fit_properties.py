@@ -400,6 +400,11 @@ def test_what_a_refusal_asks_for_is_enough() -> None:
     ({"fill": 0.0}, ValueError, "fill"),
     ({"goal": (1.0, 1.0)}, ValueError, "2 weights for 1 graphs"),
     ({"goal": (-1.0,)}, ValueError, "negative"),
+    ({"goal": (1e308,)}, ValueError, r"goal \(1e\+308,\): weights are .* from 1e-30 to 1e\+30"),
+    ({"goal": (5e-324,)}, ValueError, "from 1e-30 to"),
+    ({"goal": (10**400,)}, ValueError, "from 1e-30 to"),
+    ({"within": 10**400}, ValueError, "is not between 0 and 1"),
+    ({"fill": 10**400}, ValueError, "is not a part of a cache"),
     ({"goal": "fast"}, ValueError, "fast"),
     ({"pins": {"up0": "TPU"}}, gs.PlacementError, "TPU"),
     ({"pins": {"nothing*": "CPU"}}, gs.PlacementError, "nothing"),
@@ -410,6 +415,15 @@ def test_wrong_arguments_are_typed_errors(change: dict[str, object], error: type
     arguments: dict[str, object] = {"graphs": [graph], "devices": given, "link": LINK, **change}
     with pytest.raises(error, match=message):
         gs.fit(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_largest_and_the_least_weights_of_a_goal_change_seconds_alone() -> None:
+    graph, given = small(0)
+    plain = gs.fit([graph], given, LINK)
+    for weight in (1e30, 1e-30):
+        fit = gs.fit([graph], given, LINK, goal=[weight], seconds=10**400)
+        assert fit.residents == plain.residents
+        assert fit.seconds == pytest.approx(weight * plain.seconds) and fit.bound == pytest.approx(weight * plain.bound)
 
 
 def test_residents_without_a_name_or_of_two_sizes_are_typed_errors() -> None:
