@@ -168,6 +168,11 @@ def weights_of(goal: Goal, models: Sequence[Trials]) -> tuple[float, ...]:
     if not all(weight == 0 or LIGHTEST <= weight <= HEAVIEST for weight in weights) or not any(weights):
         raise ValueError(f"goal {goal!r}: weights are not negative, not all zero, and else from {LIGHTEST:g} to "
                          f"{HEAVIEST:g}")
+    at = 0
+    for k, model in enumerate(models):
+        if not any(weights[at : at + len(model.graphs)]):
+            raise ValueError(f"goal {goal!r}: no graph of model {k} has a weight above 0")
+        at += len(model.graphs)
     return tuple(weights)
 
 

@@ -64,7 +64,8 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     that has only inputs and outputs.  A real backend in place of a `Device` is measured first, and without `link` so
     are the links between real backends.  `link`: see `Links`.
     `goal`: what to minimise: a weight for each graph, "decode" (default: only the graph with the fewest operations of
-    each model counts), or "prompt" (only the one with the most).  Graphs of weight 0 decide the arenas, not the time.
+    each model counts), or "prompt" (only the one with the most).  Graphs of weight 0 decide the arenas, not the time;
+    at least one graph of each model has a larger weight.
     `pins`: {name or pattern like "blk.*.ffn_*": device}; a name counts more than a pattern.
     `within`: a gap at which the search may stop, 0.005 is 0.5 %.
     `fill`: the part of a cache that a token reads on average.  `stream`: whether weights of the host may be streamed to

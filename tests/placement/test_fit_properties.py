@@ -244,6 +244,14 @@ def test_models_that_take_turns_share_their_arenas() -> None:
         assert {fit.model(k).memory[d].left for k in (0, 1)} == {use.left}
 
 
+def test_a_goal_without_a_graph_of_a_model_names_the_model() -> None:
+    one, given = small(5)
+    two, _ = small(6)
+    with pytest.raises(ValueError, match=r"goal \(1, 0, 0\): no graph of model 1 has a weight above 0"):
+        gs.fit([[one], [two, two]], given, LINK, goal=(1, 0, 0))
+    assert gs.fit([[one], [two, two]], given, LINK, goal=(1, 0, 1)).goal == (1.0, 0.0, 1.0)
+
+
 def models_of_equal_names() -> gs.Fit:
     """Two models with the same names, on budgets that part them."""
     one, given = small(5)
