@@ -132,9 +132,8 @@ def answer(args: argparse.Namespace, context: int, devices: Sequence[object]) ->
         if value < least:
             raise ValueError(f"--{option} {value}: at least {least}")
     groups = graphs_of(args, context)
-    flat = [graph for group in groups for graph in group]
     return gs.fit(groups if len(groups) > 1 else groups[0], devices,  # type: ignore[arg-type]
-                  link=link_of(args), goal=goal_of(args.goal, flat), pins=pins_of(args.pin),
+                  link=link_of(args), goal=goal_of(args.goal, groups), pins=pins_of(args.pin),
                   within=part_of(args.within), fill=args.fill, stream=args.stream, turns=args.turns,
                   seconds=args.seconds)
 
@@ -151,20 +150,21 @@ def graphs_of(args: argparse.Namespace, context: int) -> list[list[Graph]]:
     return groups
 
 
-def goal_of(text: str, graphs: Sequence[Graph]) -> str | list[float]:
-    """The argument `goal` of `gs.fit`.  "512+256" gives the graph of one token the weight 256, and the graph of a
-    prompt 512 / (its tokens)."""
+def goal_of(text: str, models: Sequence[Sequence[Graph]]) -> str | list[float]:
+    """The argument `goal` of `gs.fit` for the graphs of each model.  "512+256" gives each model's graph of one token
+    the weight 256, and its graph of the longest prompt 512 / (its tokens)."""
     if text in ("decode", "prompt"):
         return text
     try:
         prompt, generated = (float(int(part)) for part in text.split("+"))
     except (ValueError, OverflowError):
         raise ValueError(f"--goal {text}: not decode, prompt, or PROMPT+GENERATED like 512+256") from None
-    tokens = [graph.meta.get("n_tokens") for graph in graphs]
-    counts = [n for n in tokens if isinstance(n, int) and n > 0]
-    if len(counts) < len(tokens) or max(counts, default=1) < 2 or min(counts) > 1:
+    tokens = [[graph.meta.get("n_tokens") for graph in graphs] for graphs in models]
+    counts = [[n for n in of if isinstance(n, int) and n > 0] for of in tokens]
+    every = [n for of in counts for n in of]
+    if len(every) < sum(map(len, tokens)) or max(every, default=1) < 2 or min(every) > 1:
         raise ValueError(f"--goal {text} needs a graph of one token and one of a prompt, whose meta says n_tokens")
-    return [generated if n == 1 else prompt / n if n == max(counts) else 0.0 for n in counts]
+    return [generated if n == 1 else prompt / n if n == max(of) else 0.0 for of in counts for n in of]
 
 
 def part_of(text: str) -> float:

@@ -159,6 +159,14 @@ def test_several_model_files_share_the_devices(tiny: str, capsys: pytest.Capture
     assert len(data["graphs"]) == 4
 
 
+def test_prompts_of_several_models_count_whatever_their_lengths(tiny: str, tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    short = str(sparse_model(tmp_path / "short.gguf", metadata={**TINY, "context_length": 256}))
+    assert run(tiny, short, "--device", "4090", "--device", CPU, "--context", "0", "--batch", "1024", "--json",
+               "--goal", "512+256") == 0
+    assert json.loads(capsys.readouterr().out)["goal"] == [256.0, 0.5, 256.0, 2.0]
+
+
 def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
