@@ -234,9 +234,8 @@ class Fit:
         if max(self.models) > 0 and len(models) != 1:
             raise PlacementError(f"{len(models)} of {1 + max(self.models)} models have a graph like {graph!r}: "
                                  "fit.model(k) is the answer for one")
-        tokens = graph.meta.get("n_tokens", 0)
         return min(self.plans, key=lambda plan: (plan.graph.wiring != graph.wiring,
-                                                 abs(plan.graph.meta.get("n_tokens", 0) - tokens)))
+                                                 abs(_tokens(plan.graph) - _tokens(graph))))
 
     def llama_cpp(self, names: Mapping[str, str] | None = None,
                   compute: Callable[[Stock], Mapping[str, int]] | None = None, **settings: object) -> Stock:
@@ -341,6 +340,12 @@ class Fit:
         if not found:
             raise PlacementError(f"{name!r} is no weight or cache of the graphs that were placed")
         return tuple(found)
+
+
+def _tokens(graph: Graph) -> int:
+    """The number of tokens that the graph's meta gives; 0 if it gives none."""
+    known = graph.meta.get("n_tokens")
+    return known if isinstance(known, int) else 0
 
 
 def _ambiguous(name: str, found: Sequence[Placed], devices: Sequence[Device]) -> PlacementError:

@@ -40,7 +40,8 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
     # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
     missing = max(1, on_host + devices[host].reserve - devices[host].memory)
     lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would suffice")
-    rows = max((model.graphs[0].meta.get("n_ctx", 0) for model in models), default=0)
-    if isinstance(rows, int) and rows and caches > missing:
-        lines.append(f"so would a context of about {int(rows * (1 - missing / caches))} tokens instead of {rows}")
+    known = [model.graphs[0].meta.get("n_ctx") for model in models]
+    rows = max((n for n in known if isinstance(n, int)), default=0)
+    if rows > 0 and caches > missing:
+        lines.append(f"so would a context of about {rows * (caches - missing) // caches} tokens instead of {rows}")
     return OutOfMemory("; ".join(lines), devices[host].name, on_host, devices[host].budget)

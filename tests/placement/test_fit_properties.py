@@ -202,6 +202,15 @@ def test_an_explanation_names_the_alternative_and_its_price() -> None:
         fit.explain("nothing")
 
 
+@pytest.mark.parametrize("tokens", ["1", None, 1.5, [1], 10**400])
+def test_nodes_and_explanations_need_no_number_of_tokens(tokens: object) -> None:
+    graph, given = small(1)
+    graph.meta = {"n_tokens": tokens}
+    fit = gs.fit([graph], given, LINK)
+    assert fit.assigned and len(fit.nodes(graph)) == len(fit.nodes(fit.plans[0].graph)) > 0
+    assert fit.explain("up0").startswith("up0: ")
+
+
 def test_more_memory_is_worth_less_than_the_whole_time() -> None:
     graph, given = small(4)
     fit = gs.fit([graph], given, LINK)

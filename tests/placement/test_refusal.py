@@ -48,6 +48,14 @@ def test_a_smaller_context_is_named_where_caches_are_more_than_what_is_missing(c
         assert f"a context of about {tokens} tokens instead of 4096" in context[0]
 
 
+def test_contexts_that_are_no_numbers_or_too_large_for_a_float_do_not_matter():
+    for other in ("x", None, 1.5, [1]):
+        lines = said(model(3000, 500), model(0, 500, other), on_host=1600)
+        assert lines[-1] == "so would a context of about 3686 tokens instead of 4096"
+    assert f"{9 * 10**399} tokens instead of {10**400}" in said(model(3000, 1000, 10**400), on_host=1600)[-1]
+    assert "context" not in said(model(3000, 1000, -4096), on_host=1600)[-1]
+
+
 def test_the_reserve_may_exceed_the_memory():
     host = HOST.replace(reserve=2600)
     error = refusal([model(3000, 0)], (GPU, host), [{}], 300)
