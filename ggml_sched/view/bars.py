@@ -215,7 +215,7 @@ def _draw(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
         *([(RESERVE, "url(#gs-hatch)")] if any(device.parts[RESERVE] for device in every) else [])])
     parts += drawn
     y += 24
-    longest = max(answer.seconds for _, answer in answers) * (1.02 if len(answers) == 1 else 1.0)
+    longest = max(answer.seconds for _, answer in answers) * (1.02 if len(answers) == 1 else 1.0) or 1.0
     top = y
     parts.append(text(LEFT - 12, y + (THIN if len(answers) > 1 else BAR) / 2 + 5, "time", anchor="end", size=13.5,
                       bold=True))
@@ -310,7 +310,9 @@ def _time_words(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
     found = f"{seconds(fit.seconds)}, {fit.full_gap:.2%} above the bound"
     if len(answers) > 1:
         title, before = answers[0]
-        found += f"; {title} {seconds(before.seconds)}, {before.seconds / fit.seconds:.2f} times as long"
+        found += f"; {title} {seconds(before.seconds)}"
+        if fit.seconds > 0:
+            found += f", {before.seconds / fit.seconds:.2f} times as long"
     return found
 
 

@@ -137,6 +137,21 @@ def test_notebooks_show_the_drawing_and_the_text(fit):
     assert shown.startswith(fit.to_svg()) and "no placement that was compared" in shown
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_graphs_without_nodes_take_no_time(resident):
+    ctx = gs.Context()
+    leaf = ctx.tensor("f32", 16, "leaf", input=not resident)
+    if resident:
+        gs.DryBackend("CPU").alloc_tensors(ctx)
+    cpu = gs.Device("CPU", 1 << 20, 1e9, 1e9, host=True)
+    empty = gs.fit([gs.Graph(leaf)], [cpu])
+    assert empty.seconds == 0
+    for before in (None, empty, empty.to_dict()):
+        said = words(parsed(empty.to_svg(before)))
+        assert "no placement takes less than 0 us" in said
+        assert any(word.startswith("0 us, 0.00% above the bound") for word in said)
+
+
 def test_misuse(fit):
     with pytest.raises(ValueError, match="names of two answers, not 1"):
         fit.to_svg(fit, ("one",))
