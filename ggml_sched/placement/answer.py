@@ -313,7 +313,8 @@ class Fit:
 
         `before`: another answer to draw above this one, to the same scale: a fit, what stock llama.cpp can have
         (`fit.llama_cpp()`), or what `to_dict` returned, such as the JSON of `ggml-sched fit --json`.  `names`: what to
-        call the two answers, such as ("one card", "two cards").
+        call the two answers, such as ("one card", "two cards").  ValueError for a mapping that is no such answer, and
+        for other than two names.
         """
         text: str = _METHODS["to_svg"](self, before, names)
         return text

@@ -7,6 +7,7 @@ shows the bytes that are taken, not its whole memory.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -38,6 +39,8 @@ __all__ = ["notebook", "svg"]
 WIDTH, LEFT, RIGHT = 1000, 104, 24
 BAR, THIN, GAP = 34, 22, 6
 """Pixels: the height of a bar, the height of the bar of an earlier answer, and the gap between the two."""
+MOST = 1e100
+"""Seconds and weights of an answer in a file are less, so that sums of their products are finite."""
 CACHE, ARENA, RESERVE, FREE = "cache", "arena", "reserve", "free"
 _WEIGHTS = {EXPERTS: "experts", FEED_FORWARD: "feed-forward", ATTENTION: "attention", RECURRENT: "recurrent",
             OUTPUT: "output", STREAM: "embedding, norms", OTHER: "other weights"}
@@ -114,7 +117,10 @@ def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
     if isinstance(found, Fit):
         return _of_fit(found)
     if isinstance(found, Mapping):
-        return _of_dict(found, like)
+        try:
+            return _of_dict(found, like)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"`before` is not what Fit.to_dict returns: {type(error).__name__}: {error}") from None
     used = [(use.device.name, use.weights, use.cache, use.arena, use.left) for use in found.memory]
     names = [use.device.name for use in found.memory]
     # In `found.residents` devices may have llama.cpp's names.
@@ -135,20 +141,38 @@ def _order(found: Stock, names: Sequence[str]) -> list[str]:
 
 
 def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
+    """What is drawn of an answer that may come from a file; KeyError, TypeError, ValueError or AttributeError where it
+    is none."""
     hosts = {device["name"] for device in found["devices"] if device["host"]}
-    memory = {device["name"]: device["memory"] for device in found["devices"]}
+    memory = {device["name"]: _whole(device["memory"]) for device in found["devices"]}
     residents = dict(found.get("residents", {}))
     for model in found.get("models", ()):
         residents |= model["residents"]
+    names = [str(use["device"]) for use in found["memory"]]
     devices = []
-    for use in found["memory"]:
-        name = use["device"]
-        devices.append(_device(like, name, residents, use["weights"], use["cache"], use["arena"], use["left"],
-                               memory[name], use["reserve"], name in hosts))
-    names = [use["device"] for use in found["memory"]]
-    return _Answer(tuple(devices), found["seconds"], _spent(names, [
-        (graph["weight"], [graph["compute"][name] for name in names], graph["copies"], graph["splits"])
+    for name, use in zip(names, found["memory"], strict=True):
+        devices.append(_device(like, name, residents, _whole(use["weights"]), _whole(use["cache"]),
+                               _whole(use["arena"]), operator.index(use["left"]), memory[name],
+                               _whole(use["reserve"]), name in hosts))
+    return _Answer(tuple(devices), _real(found["seconds"]), _spent(names, [
+        (_real(graph["weight"]), [_real(graph["compute"][name]) for name in names], _real(graph["copies"]),
+         _real(graph["splits"]))
         for graph in found["graphs"]]))
+
+
+def _whole(value: Any) -> int:
+    """`value`, a number of bytes."""
+    nbytes = operator.index(value)
+    if not 0 <= nbytes < 1 << 63:
+        raise ValueError(f"{nbytes} bytes")
+    return nbytes
+
+
+def _real(value: Any) -> float:
+    """`value`, seconds or a weight, as a float."""
+    if not isinstance(value, (int, float)) or not 0 <= value < MOST:
+        raise ValueError(f"{value!r} is no number from 0 on")
+    return float(value)
 
 
 def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, cache: int, arena: int, left: int,

@@ -211,7 +211,9 @@ def test_an_answer_is_drawn_above_another(tiny: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("text, why", [
     ("{", "no JSON"), ("[]", "no answer that `ggml-sched fit --json` has printed"),
-    ('{"fits": false}', "no answer that `ggml-sched fit --json` has printed")])
+    ('{"fits": false}', "no answer that `ggml-sched fit --json` has printed"),
+    ('{"devices": [], "memory": [{}], "graphs": [], "seconds": 1}', "not what Fit.to_dict returns: KeyError: 'device'"),
+    ('{"devices": [], "memory": [], "graphs": [], "seconds": NaN}', "nan is no number from 0 on")])
 def test_a_file_without_an_answer_is_refused(tiny: str, tmp_path: Path, text: str, why: str,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text(text)

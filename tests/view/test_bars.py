@@ -152,6 +152,35 @@ def test_graphs_without_nodes_take_no_time(resident):
         assert any(word.startswith("0 us, 0.00% above the bound") for word in said)
 
 
+def replaced(value, way=()):
+    """(Where, the value with something else there) for each place in a JSON value."""
+    for other in ("x", None, [], {}, float("nan"), -1.5, 1e300, 10**400, 1 << 63, True):
+        yield (*way, other), other
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            for where, other in replaced(inner, (*way, key)):
+                yield where, {**value, key: other} if isinstance(value, dict) else [*value[:key], other,
+                                                                                    *value[key + 1:]]
+            if isinstance(value, dict):
+                yield (*way, key, "left out"), {k: v for k, v in value.items() if k != key}
+
+
+def test_what_is_no_answer_is_refused(fit):
+    before = fit.to_dict()
+    before["residents"] = dict([*before["residents"].items()][:2])
+    refused = set()
+    for key in before:
+        for where, wrong in replaced(before[key], (key,)):
+            try:
+                text = fit.to_svg({**before, key: wrong})
+            except ValueError as error:
+                assert "`before` is not what Fit.to_dict returns: " in str(error), where
+                refused.add(key)
+            else:
+                assert "nan" not in text and parsed(text) is not None, where
+    assert {"devices", "memory", "graphs", "seconds", "residents"} <= refused
+
+
 def test_misuse(fit):
     with pytest.raises(ValueError, match="names of two answers, not 1"):
         fit.to_svg(fit, ("one",))
