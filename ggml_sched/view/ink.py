@@ -6,6 +6,7 @@ classes, which follow the reader's choice of light or dark; colours of roles are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -24,6 +25,9 @@ _WIDTHS = {**dict.fromkeys("il.,:;'|!jtf()[]/ ", 0.34), **dict.fromkeys("mwMW%@"
            **dict.fromkeys("ABCDEFGHKNOPQRSTUVXYZ&", 0.7)}
 """{character: about its width at font size 1}; other characters have 0.6."""
 
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Matches what may be in the name of a tensor or device, and not in an XML file, not even escaped."""
+
 
 def wide(words: str, size: float = 13) -> float:
     """About how wide a text is, in pixels."""
@@ -31,9 +35,9 @@ def wide(words: str, size: float = 13) -> float:
 
 
 def document(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """An SVG file of these parts on a card."""
+    """An SVG file of these parts on a card, with U+FFFD in place of characters that XML cannot have."""
     size = f"{width:.0f} {height:.0f}"
-    return "\n".join([
+    return _NOT_IN_XML.sub("\ufffd", "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" class="gs-plan" font-size="13" '
         f'font-family="{_FONT}">',
         f"<title>{escape(title)}</title>",
@@ -41,7 +45,7 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
         f'<rect x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="8" class="paper edge"/>',
         *parts,
         "</svg>\n",
-    ])
+    ]))
 
 
 def _style() -> str:

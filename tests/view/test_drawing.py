@@ -79,6 +79,16 @@ def test_two_plans_stand_side_by_side_to_one_scale():
         assert one == pytest.approx(other, rel=0.01)
 
 
+def test_characters_that_xml_cannot_have_are_replaced():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (64, 4), "x", input=True)
+    y = ctx.set_output(ctx.set_name(ctx.sqr(x), "a\x00\x01\x1b\ufffe\t\n\x85b"))
+    with gs.Scheduler([gs.DryBackend("A\x02")]) as scheduler:
+        root = parsed(scheduler.plan(gs.Graph(y)).to_svg())
+    assert "A\ufffd" in texts(root)
+    assert any(title.startswith("a\ufffd\ufffd\ufffd\ufffd\t\n\x85b: ") for title, *_ in blocks(root))
+
+
 def test_names_are_escaped_and_a_node_without_a_name_is_its_op():
     plan = refused()
     text = plan.to_svg()
