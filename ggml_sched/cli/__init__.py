@@ -26,6 +26,9 @@ COMMANDS: dict[str, ModuleType] = {"run": run, "fit": fit, "plan": plan, "pack":
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, `argv` (None: that of this process); returns the exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:      # this process was started without it, as by `ggml-sched run >&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the process ends
     try:
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong with the arguments

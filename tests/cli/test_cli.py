@@ -1,6 +1,8 @@
 """The command line: output, exit codes and error messages."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from small_llama import SMALL
@@ -75,3 +77,19 @@ def test_every_command_has_help(capsys):
     for argv in (["--help"], ["run", "--help"], ["plan", "--help"], ["--version"]):
         assert cli.main(argv) == 0
         assert "ggml-sched" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "closed", "code", "said"), [
+    ("config --include", ">&-", 0, ""),
+    ("run -n 1", ">&-", 0, "ggml-sched: a small model on CPU (CpuBackend)\n"),
+    ("run --chat", "<&-", 0, "ggml-sched: a small model on CPU (CpuBackend)\n"),
+    ("pack -", "<&-", 1, "ggml-sched: error: -: empty; expected a header with lower, upper, size\n"),
+    ("run -n 1", "2>&-", 0, ""),
+    ("plan missing.json", "2>&-", 1, ""),
+])
+def test_a_stream_that_is_closed_is_empty(command, closed, code, said):
+    done = subprocess.run(["sh", "-c", f'"$0" -m ggml_sched {command} {closed}', sys.executable], capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL, timeout=300)
+    assert (done.returncode, done.stderr) == (code, said)
+    if closed == "2>&-":
+        assert "error" not in done.stdout
