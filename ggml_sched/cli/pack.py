@@ -10,7 +10,12 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 COLUMNS = ("lower", "upper", "size")
 MAX_SIZE = 2**63 - 1
@@ -33,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     try:
         lower, upper, size = columns
-        found = pack(lower, upper, size, capacity=args.capacity, budget=args.budget)
+        found = _interruptible(lambda: pack(lower, upper, size, capacity=args.capacity, budget=args.budget))
     except Error as error:
         raise FileFormatError(f"{args.file}: {error}") from None
     took = time.perf_counter() - start
@@ -53,6 +58,26 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write(args.out, header, rows, found.offsets.tolist())
     return 3 if missed else 0
+
+
+def _interruptible(call: Callable[[], T]) -> T:
+    """The result of a call that runs in C for long: on a thread that does not outlive the process, because a signal is
+    handled between Python's instructions of the main thread alone."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="pack", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
 
 
 def read(path: str) -> tuple[list[str], list[list[str]], tuple[list[int], ...]]:

@@ -1,6 +1,11 @@
 """`ggml-sched pack`: output, written files, and errors for bad files."""
 
 import csv
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +101,20 @@ def test_errors_are_typed_for_callers(tmp_path):
 
 def test_it_runs_as_a_module():
     assert "bound   1039360 bytes" in run_python("-m", "ggml_sched.cli.pack", str(HARD), "--budget", "0").stdout
+
+
+def test_an_interrupt_ends_a_search():
+    rng = random.Random(1)
+    starts = [rng.randrange(10**6) for _ in range(20000)]
+    rows = [f"{start},{start + rng.randrange(1, 10**4)},{rng.randrange(10**6)}" for start in starts]
+    with subprocess.Popen([sys.executable, "-m", "ggml_sched", "pack", "-", "--budget", str(10**12)], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            process.stdin.write("\n".join(["lower,upper,size", *rows]))      # more than a pipe holds: it is being read
+            process.stdin.close()
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+            assert process.stdout.read() + process.stderr.read() == ""
+        finally:
+            process.kill()
