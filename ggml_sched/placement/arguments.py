@@ -204,6 +204,8 @@ def pins_of(pins: Mapping[str, Device | Backend | str] | None, models: Sequence[
     names = [device.name for device in devices]
     given: list[dict[str, dict[str, int]]] = [{} for _ in models]
     for pattern, device in pins.items():
+        if not isinstance(pattern, str):
+            raise TypeError(f"pins are {{name or pattern: device}}; {pattern!r} is no name")
         name = device if isinstance(device, str) else getattr(device, "name", None)
         if name not in names:
             raise PlacementError(f"pin {pattern!r}: {device!r} is not one of the devices {', '.join(names)}")

@@ -423,6 +423,7 @@ def test_what_a_refusal_asks_for_is_enough() -> None:
     ({"within": 10**400}, ValueError, "is not between 0 and 1"),
     ({"fill": 10**400}, ValueError, "is not a part of a cache"),
     ({"goal": "fast"}, ValueError, "fast"),
+    ({"pins": {3: "CPU"}}, TypeError, "pins are .*; 3 is no name"),
     ({"pins": {"up0": "TPU"}}, gs.PlacementError, "TPU"),
     ({"pins": {"nothing*": "CPU"}}, gs.PlacementError, "nothing"),
     ({"stream": [True, False]}, ValueError, "2 flags"),
