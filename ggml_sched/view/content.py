@@ -6,7 +6,6 @@ memory.py; sizes are bytes.  In place of words that repeat there is their index 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ggml_sched.planning.fallbacks import Fallback
@@ -96,14 +95,17 @@ class Content:
                         [like[i]] if i >= data.n_tensors else [] for i in range(count)],
         }
         for number, fallback in enumerate(self.fallbacks):
-            columns.setdefault("fell", []).append([*self._ids(fallback.nodes), number])
+            columns.setdefault("fell", []).append([*self._ids(fallback), number])
         columns["fallbacks"] = [f"{fallback.refused_by} does not support {fallback.why}" for fallback in self.fallbacks]
         return columns
 
-    def _ids(self, labels: Iterable[str]) -> list[int]:
-        """The ids of the nodes with these labels (`Plan.label_of`)."""
-        wanted = set(labels)
-        return [i for i in range(self.plan.data.n_tensors) if self.plan.label_of(i) in wanted]
+    def _ids(self, fallback: Fallback) -> list[int]:
+        """The ids of the nodes that fell back.  Names alone do not tell them apart: other nodes may have the same."""
+        plan, data, tensors = self.plan, self.plan.data, self.plan.graph.tensors
+        names = set(fallback.nodes)
+        here = [backend.name for backend in plan.backends].index(fallback.backend)
+        return [i for i in range(data.n_tensors) if tensors[i].op == fallback.op and data.backend_index(i) == here
+                and plan.label_of(i) in names]
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:
         """The peaks and caps of the arenas; empty if series are so many that finding them would take long."""

@@ -11,6 +11,7 @@ import pytest
 from shown_plans import recorded, refused, small
 
 import ggml_sched as gs
+from ggml_sched.view.content import content_of
 from ggml_sched.view.page import Shown, page
 
 pytest.importorskip("bokeh", reason="needs the extra view")
@@ -49,6 +50,20 @@ def test_the_data_of_a_page_are_those_of_the_plan():
     assert [split[3] for split in shown["splits"]] == [len(split) for split in plan.splits]
     assert [(c[1], columns["name"][c[3]]) for c in shown["copies"]] == [
         (plan.backends.index(copy.backend), copy.name) for copy in plan.copies]
+
+
+def test_only_nodes_that_fell_back_are_said_to_have():
+    gpu = gs.DryBackend("GPU", supports_op=lambda node: node.op != "MUL_MAT" or node.ne[1] != 8)
+    weights, ctx = gs.Context(), gs.Context()
+    w = weights.tensor("f32", (64, 64), "w")
+    gpu.alloc_tensors(weights)
+    products = [ctx.mul_mat(w, ctx.tensor("f32", (64, n), f"x{n}", input=True)) for n in (8, 4)]
+    sums = [ctx.sqr(product) for product in products]
+    graph = gs.Graph(*(ctx.set_output(ctx.set_name(t, "equal")) for t in (*products, *sums)))
+    with gs.Scheduler([gpu, gs.DryBackend("CPU")]) as scheduler:
+        plan = scheduler.plan(graph)
+    tensors = content_of(plan, "").data["tensors"]
+    assert tensors["fell"] == [[graph.id_of(products[0]), 0]]
 
 
 def test_the_tables_have_peaks_splits_and_what_fell_back():
