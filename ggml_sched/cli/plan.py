@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CONFIGS: dict[str, tuple[str, ...]] = {"c1": ("CPU",), "c2half": ("GPU0", "CPU"), "c2full": ("GPU0", "CPU"),
                                        "c4": ("GPU0", "GPU1", "GPU2", "CPU")}
 """{configuration: the names of its backends, best first}."""
+ALIGNMENT = 64
 LAYER = re.compile(r"^(?:blk\.(\d+)\.|cache_[a-z]+_l(\d+))")
 
 
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"configurations to plan for: {', '.join(CONFIGS)} (default: all)")
     parser.add_argument("--policy", choices=("default", "seed"), default="default",
                         help="the scheduler's policy")
-    parser.add_argument("--alignment", type=int, default=64, metavar="BYTES",
+    parser.add_argument("--alignment", type=int, default=ALIGNMENT, metavar="BYTES",
                         help="of every backend (%(default)s)")
     parser.add_argument("--splits", action="store_true", help="list the splits")
     parser.add_argument("--steps", action="store_true", help="list what a compute does, step by step")
@@ -69,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plans, and draw them where asked for; returns 1 if the graphs do not fit the devices, else 0."""
+    _check_options(args)
     if args.device or args.measure is not None:
         return _on_devices(args)
     from ggml_sched import load_graph
@@ -116,6 +118,19 @@ def _on_devices(args: argparse.Namespace) -> int:
         for line in longer_than_trained(model_files(args), args.context):
             print(line)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """ValueError for an option that would change nothing: one of configurations with devices, or one of a placement
+    without devices."""
+    placed = args.device or args.measure is not None
+    unused = {"--backends": tuple(args.backends) != tuple(CONFIGS), "--policy": args.policy != "default",
+              "--alignment": args.alignment != ALIGNMENT} if placed else {
+        "--link": args.link, "--reserve": args.reserve, "--pin": args.pin, "--goal": args.goal != "decode",
+        "--stream": args.stream, "--turns": args.turns, "--seconds": args.seconds, "--llama-cpp": args.llama_cpp}
+    for option, is_given in unused.items():
+        if is_given:
+            raise ValueError(f"{option} is not for plans {'with' if placed else 'without'} --device")
 
 
 def _check_drawn(args: argparse.Namespace, count: int) -> None:
