@@ -48,6 +48,8 @@ PINNED = 1 << 40
 """A byte of a cache that the caller pinned counts as this many bytes where `assign` looks for the fewest to move."""
 MOST_ORDERS = 6
 """With up to this many devices all orders are tried (720); with more, only the order in which layers use them first."""
+MOST_LAYERS = 1 << 12
+"""More layers than llama.cpp allows.  What a file says is checked against it, because lists of all layers are made."""
 _WEIGHT = re.compile(r"blk\.(\d+)\.(.+)")
 _CACHE = re.compile(r"_l(\d+)$")
 _OUTPUT = re.compile(r"output(_norm)?\.(weight|bias)")
@@ -270,6 +272,9 @@ class _Layers:
         meta = [plan.graph.meta.get("n_layer") for plan in fit.plans]
         most = 1 + max([*self.caches.values(), *self.weights.values()], default=-1)
         self.count = max([most, *(n for n in meta if isinstance(n, int))])
+        if self.count > MOST_LAYERS:
+            raise PlacementError(f"{self.count} layers, by the names and the metadata of the graphs; llama.cpp's "
+                                 f"models have at most {MOST_LAYERS}")
         self.weights.update(dict.fromkeys(output, self.count))
 
     def caches_of(self, layer_of: Sequence[str]) -> dict[str, str]:

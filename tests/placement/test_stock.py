@@ -248,6 +248,17 @@ def test_several_models_and_foreign_names_are_errors(plain):
         stock(dataclasses.replace(plain, placed=other))
 
 
+def test_numbers_of_layers_that_no_model_has_are_errors(plain, graphs):
+    far = tuple(entry._replace(name="blk.100000.ffn_up.weight") if entry.name == "blk.1.ffn_up.weight" else entry
+                for entry in plain.placed)
+    with pytest.raises(PlacementError, match="100001 layers, by the names and the metadata of the graphs"):
+        stock(dataclasses.replace(plain, placed=far))
+    fields = graph_to_dict(graphs[0])
+    fields["meta"]["n_layer"] = 100000
+    with pytest.raises(PlacementError, match="100000 layers"):
+        stock(gs.fit([graph_from_dict(fields)], devices(1 << 33)))
+
+
 def test_layers_are_counted_as_llama_cpp_divides_them():
     """The parts of tensor_split are numbers of layers: the divisions in single precision meet exactly at the cuts."""
     for total in range(1, 200):
