@@ -17,8 +17,14 @@ CHUNK = 1 << 24
 
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file; an existing one is replaced atomically, when all parts are written.  Several writers of one path do
-    not disturb each other: the file of the writer that ends last stays."""
+    not disturb each other: the file of the writer that ends last stays.  A pipe or a device is not replaced but written
+    to, and of a symbolic link what it names is replaced."""
     path = os.fspath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            file.writelines(parts)
+        return
+    path = os.path.realpath(path)
     unfinished = f"{path}.{os.getpid()}-{get_ident()}.unfinished"
     try:
         with open(unfinished, "wb") as file:

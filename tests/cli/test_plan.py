@@ -1,6 +1,8 @@
 """`ggml-sched plan`: on configurations of backends, and on devices, where the first line says whether it fits."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from small_llama import SMALL
@@ -165,3 +167,9 @@ def test_options_that_would_change_nothing_are_errors(graph_files, capsys, optio
     assert cli.main(["plan", graph_files[0], *options]) == 1
     said = capsys.readouterr()
     assert words in said.err and said.out == ""
+
+
+def test_a_drawing_goes_to_a_pipe(graph_files):
+    done = subprocess.run(["bash", "-c", 'exec "$0" -m ggml_sched plan "$1" --backends c1 --svg >(cat >&2)',
+                           sys.executable, graph_files[0]], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr.startswith("<svg") and "drawn in /dev/fd/" in done.stdout

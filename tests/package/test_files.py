@@ -44,6 +44,29 @@ def test_a_new_file_has_the_permissions_of_any_file(tmp_path):
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    path, read = tmp_path / "pipe", []
+    os.mkfifo(path)
+    (tmp_path / "link").symlink_to(path)
+    for name in ("pipe", "link"):
+        thread = threading.Thread(target=lambda: read.append(path.read_text()), daemon=True)
+        thread.start()
+        write_text(tmp_path / name, name)
+        thread.join(60)
+    assert read == ["pipe", "link"]
+    assert path.is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_a_symbolic_link_stays_and_what_it_names_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    for text in ("new", "newer"):
+        write_text(tmp_path / "link", text)
+        assert (tmp_path / "folder" / "file").read_text() == text and (tmp_path / "link").is_symlink()
+    assert os.listdir(tmp_path / "folder") == ["file"]
+
+
 def test_threads_that_write_one_path_leave_the_whole_file_of_one_of_them(tmp_path):
     path, meet = tmp_path / "plan.json", threading.Barrier(2)
 
