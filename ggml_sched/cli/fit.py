@@ -227,7 +227,7 @@ def _fits(args: argparse.Namespace, context: int, devices: Sequence[object], pin
 def largest_context(args: argparse.Namespace, devices: Sequence[object]) -> int:
     """The largest context that fits, in tokens: a multiple of 32, at most 1/32 too small; 0 if none fits.  It is below
     the context of the command line, which does not fit."""
-    low, high = 0, max(1, (args.context or 1 << 17) // 32)
+    low, high = 0, -(-(args.context or 1 << 17) // 32)      # rounded up: all multiples below the context are tried
     while high - low > max(1, low // 32):
         middle = (low + high) // 2
         if _fits(args, 32 * middle, devices, args.pin):

@@ -102,6 +102,16 @@ def test_what_does_not_fit_says_so_with_the_context_that_does(tiny: str, capsys:
     assert run(tiny, "--device", "CPU:8MiB:60GB/s:1TF", "--context", str(largest), "--batch", "16") == 0
 
 
+@pytest.mark.parametrize(("kib", "context", "said"), [
+    (2120, 63, "a context of 32 tokens fits"), (2340, 120, "a context of 96 tokens fits"),
+    (1980, 63, "no context fits, not even of 32 tokens: ")])
+def test_the_context_that_fits_is_just_below_one_that_is_no_multiple(tiny: str, kib: int, context: int, said: str,
+                                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    device = f"CPU:{kib}KiB:60GB/s:1TF"
+    assert run(tiny, "--device", device, "--context", str(context), "--batch", "1") == 1
+    assert capsys.readouterr().out.splitlines()[1].startswith(said)
+
+
 def test_pins_that_leave_no_room_are_what_does_not_fit(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", "GPU0:1MiB:1TB/s:80TF", "--device", CPU, "--context", "64", "--pin", "*=GPU0") == 1
     first, last = capsys.readouterr().out.splitlines()
