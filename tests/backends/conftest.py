@@ -7,7 +7,6 @@ from instruction_sets import ISAS
 from ggml_sched.backends.cpu import _kernels
 
 
-
 def use_isa(name: str, monkeypatch) -> str:
     """Cap the instruction set of plans that are made in the test."""
     monkeypatch.delenv("GGML_SCHED_ISA", raising=False)

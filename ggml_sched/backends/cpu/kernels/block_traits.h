@@ -23,4 +23,3 @@ INLINE int has_min(const int type) {
     return type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_1 || type == GS_TYPE_Q2_K || type == GS_TYPE_Q4_K
         || type == GS_TYPE_Q5_K;
 }
-

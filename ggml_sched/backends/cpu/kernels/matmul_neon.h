@@ -1,7 +1,8 @@
 /* matmul_neon.h -- matrix products for aarch64: one source, compiled with and without its dot product of bytes.
  *
- * Included once by a file that has chosen a target and defined DOTPROD (1: with it).  Callers pass `type` as a constant,
- * and all is inlined: the compiler makes one function for each type and number of columns, without branches on these.
+ * Included once by a file that has chosen a target and defined DOTPROD (1: with it, 0: without).  Callers pass `type`
+ * as a constant, and all is inlined: the compiler makes one function for each type and number of columns, without
+ * branches on these.
  *
  * A level is the integer q of a quantised weight (blocks.h), as a signed byte; no type needs an offset.
  */

@@ -28,8 +28,8 @@ typedef float32x4_t vec_low;
 #define LOW_ADD vaddq_f32
 #define LOW_TOTAL vaddvq_f32
 
-/* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes.  Without the instruction for
- * it, two products are added in 16 bits: each is at most 128 * 127. */
+/* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes.  Without the instruction
+ * for it, two products are added in 16 bits: each is at most 128 * 127. */
 INLINE int32x4_t dot4(int32x4_t start, int8x16_t levels, int8x16_t y) {
 #if DOTPROD
     return vdotq_s32(start, levels, y);
