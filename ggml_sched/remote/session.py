@@ -213,16 +213,9 @@ class Session:
                     self.flush()
                     pending = self._pending
                 pending.splits.add((worker, command[1]))
-            at, moved = pending.visits.place(worker, gives, needs)
-            while len(pending.segments) <= at:
-                k = len(pending.segments)
-                pending.segments.append((pending.visits.workers[k], [], []))
-            if moved >= 0:
-                pending.segments[at] = pending.segments[moved]
-                pending.segments[moved] = worker, [], []
-            pending.segments[at][1].append(command)
+            done = self._add(worker, command, gives, needs)
             if doing is not NOTHING:
-                pending.segments[at][2].append(doing)
+                done.append(doing)
             if block is not None:
                 pending.blocks[block[0]] = block[1]
                 pending.n_bytes += len(block[1])
@@ -232,6 +225,20 @@ class Session:
                 pending.n_bytes += command[3]
             if pending.n_bytes >= PIECE and gives is None:      # else the command that needs the block is queued next
                 self.flush()
+
+    def _add(self, worker: str, command: Command, gives: int | None = None, needs: int | None = None) -> list[Doing]:
+        """Add a command to the pending ones; returns what the commands of its segment do."""
+        pending = self._pending
+        at, moved = pending.visits.place(worker, gives, needs)
+        while len(pending.segments) <= at:
+            k = len(pending.segments)
+            pending.segments.append((pending.visits.workers[k], [], []))
+        if moved >= 0:
+            pending.segments[at] = pending.segments[moved]
+            pending.segments[moved] = worker, [], []
+        _, commands, done = pending.segments[at]
+        commands.append(command)
+        return done
 
     def put_aside(self, worker: str, command: Command, key: str, take: Take) -> None:
         """Queue a question with the next envelope that visits the worker, so that it costs no message; `take` gets the
@@ -255,7 +262,7 @@ class Session:
         while self.released:
             worker, command = self.released[0]
             if worker not in self.lost and not self.closed:
-                self.put(worker, command)
+                self._add(worker, command)      # `put` may send, which queues the released commands first
             self.released.popleft()
 
     def flush(self) -> None:

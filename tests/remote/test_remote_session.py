@@ -12,6 +12,7 @@ from remote_workers import products, simulated, two_halves
 
 import ggml_sched as gs
 from ggml_sched import llama
+from ggml_sched.planning.envelopes import PIECE
 from ggml_sched.remote import RemoteBackend
 from ggml_sched.remote.answers import ask_ahead
 from ggml_sched.remote.cluster import cluster_of
@@ -343,6 +344,14 @@ def test_what_becomes_garbage_is_freed_with_the_next_message(ctx):
             gc.collect()
             cluster.backends[0].synchronize()
             assert held(cluster) == before
+
+
+def test_what_became_garbage_is_freed_with_a_message_that_is_full():
+    with simulated(1) as cluster, cluster.backends[0].alloc_buffer(PIECE) as kept:
+        cluster.backends[0].alloc_buffer(64)
+        gc.collect()
+        kept.write(0, memoryview(bytes(PIECE)))
+        assert held(cluster) == {"w0": (PIECE, 1, 0)}
 
 
 def test_garbage_collected_in_the_middle_of_the_sessions_own_work_is_freed():
