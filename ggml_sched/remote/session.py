@@ -213,12 +213,13 @@ class Session:
                     self.flush()
                     pending = self._pending
                 pending.splits.add((worker, command[1]))
-            done = self._add(worker, command, gives, needs)
-            if doing is not NOTHING:
-                done.append(doing)
+            # An interrupt may come after each line: the bytes that a command needs come before it.
             if block is not None:
                 pending.blocks[block[0]] = block[1]
                 pending.n_bytes += len(block[1])
+            done = self._add(worker, command, gives, needs)
+            if doing is not NOTHING:
+                done.append(doing)
             if out is not None:
                 pending.outs[out[0]] = out[1]
             if command[0] == "read":

@@ -120,6 +120,18 @@ def test_an_interrupt_at_any_instruction_of_a_session_loses_nothing(patience):
             buffer.close()
 
 
+def test_an_interrupt_at_any_instruction_queues_no_command_without_its_bytes():
+    with simulated(1, deadline=4) as cluster, cluster.backends[0].alloc_buffer(64) as buffer:
+        at, where, out = 0, "", bytearray(64)
+        while where is not None:
+            at += 1
+            where = interrupted(lambda data=bytes([at % 100]) * 64: buffer.write(0, memoryview(data)), at,
+                                "remote/session")
+            buffer.read(0, memoryview(out))
+            assert where is not None or set(out) == {at % 100}
+        assert at > 300
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_of_a_fork_sends_nothing_of_what_its_parent_has_queued():
     with simulated(1) as cluster:
