@@ -271,17 +271,12 @@ class Session:
         with self.lock:
             self._take_released()
             self._take_aside()
-            pending, self._pending = self._pending, _Pending()
-            if any(commands for _, commands, _ in pending.segments):
-                count = self._count
-                try:
-                    self._send("run", pending)
-                except BaseException:
-                    if self._count == count:
-                        self._pending = pending
-                    raise
+            if any(commands for _, commands, _ in self._pending.segments):
+                self._send("run", self._pending)
                 while self._in_flight > IN_FLIGHT or len(self._sent) > MAX_OPEN:
                     self._pump()
+            else:
+                self._pending = _Pending()
 
     def call(self, worker: str, *commands: Command, doing: Doing = NOTHING) -> dict[str, Any]:
         """Execute commands after all that is queued, wait, and return the answers.  Raises their error.  `doing`: what
@@ -318,6 +313,7 @@ class Session:
         n_bytes = len(message) + sum(command[3] for segment in segments for command in segment.commands
                                      if command[0] == "read")
         now = self.transport.now()
+        rest = _Pending() if pending is self._pending else self._pending
         # Up to here an exception leaves the session unchanged: a number that was counted must be sent, because the
         # session waits for its answer.
         if not self._sent:
@@ -325,7 +321,7 @@ class Session:
         sent = self._sent[number] = _Sent(message, said, pending.outs, pending.takes, now, n_bytes,
                                           is_call=kind == "call", frees=frees)
         try:
-            self._numbers, self._count = numbers, number + 1
+            self._numbers, self._count, self._pending = numbers, number + 1, rest
             self._in_flight += n_bytes
             self._post(sent.route[0], message, sent.route)
         except BaseException:

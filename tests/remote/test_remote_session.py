@@ -120,6 +120,18 @@ def test_an_interrupt_at_any_instruction_of_a_session_loses_nothing(patience):
             buffer.close()
 
 
+def test_an_interrupt_at_any_instruction_of_sending_loses_nothing_that_was_queued():
+    with simulated(1, deadline=4) as cluster, cluster.backends[0].alloc_buffer(64) as buffer:
+        at, where, out, backend = 0, "", bytearray(1), cluster.backends[0]
+        while where is not None:
+            at += 1
+            backend.put("clear", buffer.number, at % 100)
+            where = interrupted(cluster.session.flush, at, "remote/session")
+            buffer.read(0, memoryview(out))
+            assert out[0] == at % 100, where
+        assert at > 200
+
+
 def test_an_interrupt_at_any_instruction_queues_no_command_without_its_bytes():
     with simulated(1, deadline=4) as cluster, cluster.backends[0].alloc_buffer(64) as buffer:
         at, where, out = 0, "", bytearray(64)
