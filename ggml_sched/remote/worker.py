@@ -204,13 +204,12 @@ class Worker:
                 _called(COMMANDS, "command", name, command[1:], self, session, envelope)
             except Exception as error:
                 envelope.error = envelope.error or error_values(error, self.name)
-        if envelope.error is None:
+        for backend in self.backends:       # after an error, too: else a later message would raise that of this work
             try:
-                for backend in self.backends:
-                    if backend.asynchronous:
-                        backend.synchronize()
+                if backend.asynchronous:
+                    backend.synchronize()
             except Exception as error:
-                envelope.error = error_values(error, self.name)
+                envelope.error = envelope.error or error_values(error, self.name)
         if envelope.error is not None and not is_call:
             session.failed = max(session.failed, envelope.epoch)
 

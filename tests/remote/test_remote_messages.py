@@ -379,6 +379,32 @@ def test_work_memory_counts_in_a_workers_bound():
     driver.worker.close()
 
 
+class Late(gs.CpuBackend):
+    """A backend whose queued work fails: `error` is raised by the next wait."""
+
+    asynchronous = True
+    error = None
+
+    def synchronize(self):
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+def test_an_error_of_queued_work_does_not_come_after_the_message_that_queued_it():
+    """Whatever else fails in that message, and on however many backends."""
+    backends = [Late(1), Late(1)]
+    driver = Asking(backends=backends)
+    backends[0].error = gs.BackendError("late")
+    assert driver.error(["no command"]).startswith("MessageError: 'no command'")
+    assert driver.error() is None
+    for backend in backends:
+        backend.error = gs.BackendError("late")
+    assert driver.error() == "BackendError: late"
+    assert driver.error() is None
+    driver.worker.close()
+
+
 def test_a_message_that_is_larger_than_any_is_refused(monkeypatch):
     monkeypatch.setattr(messages_room, "MAX_MESSAGE", 100)
     with pytest.raises(MessageError, match="a message of 200 bytes, at most 100"):
