@@ -228,6 +228,7 @@ class Worker:
 
     def _alloc(self, session: _Session, envelope: Envelope, number: Any, device: Any, size: Any, usage: Any) -> None:
         number, size = natural(number, "the number of a buffer"), natural(size, "the size of a buffer")
+        usage = text(usage, "the usage of a buffer")
         k, backend = self._backend(device)
         if number in session.buffers:
             raise MessageError(f"buffer {number} exists")
@@ -235,7 +236,7 @@ class Worker:
             raise MessageError(f"worker {self.name!r} has {MAX_BUFFERS} buffers, and allocates no other")
         self._check_room(k, size, "")
         buffer = new_buffer(backend, size)
-        buffer.usage = text(usage, "the usage of a buffer")
+        buffer.usage = usage
         session.buffers[number] = buffer
         self.n_buffers += 1
         self.used[k] += size

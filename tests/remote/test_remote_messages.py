@@ -349,6 +349,13 @@ def test_buffers_and_tensors_of_splits_are_bounded(asking, monkeypatch):
     assert asking.error(["drop", 0], ["split", 3, *split]) is None
 
 
+def test_a_buffer_of_no_usage_is_refused_before_it_is_allocated(asking, monkeypatch):
+    allocated = []
+    monkeypatch.setattr(worker_room, "new_buffer", lambda *args: allocated.append(args))
+    assert asking.error(["alloc", 1, 0, 64, 7]).startswith("MessageError: the usage of a buffer is 7")
+    assert not allocated
+
+
 def test_values_of_any_length_are_not_kept(asking):
     asking(["alloc", 1, 0, 64, "any"])
     for k in range(9):
