@@ -1,5 +1,7 @@
 """Memory of a CUDA device and copies to and from it, on emulated devices whose work runs as late as possible."""
 
+import threading
+
 import cupy_devices as devices
 import numpy as np
 import pytest
@@ -105,6 +107,44 @@ def test_an_event_stands_for_what_was_queued_before_it(seed):
         assert np.array_equal(first, one) and not second.any()
         cuda.synchronize()
         assert np.array_equal(second, two)
+
+
+def test_a_wait_that_another_thread_completes_ends_with_the_results_copied(cuda, monkeypatch):
+    w, given, out, seen = weight(cuda), values(), np.zeros(64, np.float32), []
+    w.set(given)
+    finish, threads = Downloads.finish, []
+
+    def wait():
+        cuda.synchronize()
+        seen.append(out.copy())
+
+    def finish_while_another_thread_waits(self, number):
+        if not threads:
+            threads.append(threading.Thread(target=wait))
+            threads[0].start()
+            threads[0].join(0.2)        # it ends here only if it does not wait
+        finish(self, number)
+
+    monkeypatch.setattr(Downloads, "finish", finish_while_another_thread_waits)
+    queue_get(w, out)
+    cuda.synchronize()
+    threads[0].join()
+    assert np.array_equal(seen, [given])
+
+
+def test_results_whose_copying_was_interrupted_are_copied_by_the_next_wait(cuda, monkeypatch):
+    w, given, out = weight(cuda), values(), np.zeros(64, np.float32)
+    w.set(given)
+    queue_get(w, out)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Downloads, "finish", interrupted)
+        cuda.synchronize()
+    cuda.synchronize()
+    assert np.array_equal(out, given)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

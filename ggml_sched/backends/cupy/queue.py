@@ -128,8 +128,7 @@ class DeviceQueue(Backend):
         try:
             self.stream.synchronize()
         except DeviceError as error:
-            self._give_up(queued)
-            raise self._noted(error) from error
+            raise self._give_up(queued, error) from error
         self._passed(queued, n_downloads, fetched)
 
     @guarded
@@ -139,26 +138,32 @@ class DeviceQueue(Backend):
 
     @guarded
     def _passed(self, queued: int, n_downloads: int, fetched: Fetched) -> None:
-        """Note that the first `queued` operations are done; copy the first `n_downloads` downloads out of pinned
-        memory, and check the error word."""
+        """Copy the first `n_downloads` downloads out of pinned memory, check the error word, and note that the first
+        `queued` operations are done.  This comes last: `synchronize` reads without the lock that nothing is queued."""
+        try:
+            self._complete(n_downloads, fetched)
+        except BackendError as error:
+            self.note_failure(error)
+            self._done = max(self._done, queued)
+            raise
         self._done = max(self._done, queued)
+
+    def _complete(self, n_downloads: int, fetched: Fetched) -> None:
         error, self._error = self._error, None
         if error is not None:
             self._downloads.drop()
-            self.note_failure(error)
             raise error
         self._downloads.finish(n_downloads)
-        try:
-            self.faults.check(fetched, self.name)
-        except BackendError as fault:
-            self.note_failure(fault)
-            raise
+        self.faults.check(fetched, self.name)
 
     @guarded
-    def _give_up(self, queued: int) -> None:
-        """Note that the first `queued` operations have ended, with an error; downloads are dropped."""
-        self._done = max(self._done, queued)
+    def _give_up(self, queued: int, error: DeviceError) -> BackendError | OutOfMemory:
+        """Note that the first `queued` operations have ended, with an error; downloads are dropped.  Returns the
+        exception to raise."""
         self._downloads.drop()
+        failure = self._noted(error)
+        self._done = max(self._done, queued)
+        return failure
 
     def settle(self) -> None:
         """Wait for all queued work before memory is freed.  Errors are kept: the next `synchronize` raises them."""
