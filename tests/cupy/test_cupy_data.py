@@ -1,6 +1,7 @@
 """Memory of a CUDA device and copies to and from it, on emulated devices whose work runs as late as possible."""
 
 import threading
+from collections import deque
 
 import cupy_devices as devices
 import numpy as np
@@ -130,6 +131,29 @@ def test_a_wait_that_another_thread_completes_ends_with_the_results_copied(cuda,
     cuda.synchronize()
     threads[0].join()
     assert np.array_equal(seen, [given])
+
+
+def test_an_event_passes_while_another_thread_copies_the_results_before_it(cuda, monkeypatch):
+    w, given, out, threads = weight(cuda), values(), np.zeros(64, np.float32), []
+    w.set(given)
+    queue_get(w, out)
+    event = cuda.event_here()
+
+    class Waiting(deque):
+        """Before it is read that there is a copy, another thread finishes it, unless it has to wait."""
+
+        def __bool__(self):
+            found = len(self) > 0
+            if not threads:
+                threads.append(threading.Thread(target=cuda.synchronize))
+                threads[0].start()
+                threads[0].join(0.2)
+            return found
+
+    monkeypatch.setattr(cuda._downloads, "_waiting", Waiting(cuda._downloads._waiting))
+    cuda.event_synchronize(event)
+    threads[0].join()
+    assert np.array_equal(out, given)
 
 
 def test_results_whose_copying_was_interrupted_are_copied_by_the_next_wait(cuda, monkeypatch):

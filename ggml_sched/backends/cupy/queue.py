@@ -220,7 +220,8 @@ class DeviceQueue(Backend):
 
     def is_downloading(self, event: CupyEvent) -> bool:
         """Whether downloads queued before the event are still to be copied out of pinned memory."""
-        return self._downloads.is_waiting(event.n_downloads)
+        with self._lock:        # another thread may be finishing them
+            return self._downloads.is_waiting(event.n_downloads)
 
     @guarded
     def is_download_target(self, data: np.ndarray) -> bool:
