@@ -468,6 +468,22 @@ def test_errors_of_launches_leave_a_stream_and_a_plan_that_work(cuda, sums, monk
     assert sums.plan.captures == 1
 
 
+def test_an_interrupt_as_a_capture_begins_ends_the_capture(cuda, sums, monkeypatch):
+    begin = type(cuda.stream).begin_capture
+
+    def begin_and_raise(self):
+        begin(self)
+        raise KeyboardInterrupt
+
+    sums.check()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(cuda.stream), "begin_capture", begin_and_raise)
+        cuda.graph_plan_compute(sums.plan)
+    cuda.alloc_buffer(64).close()       # refused while this thread captures
+    sums.check(4)
+    assert sums.plan.captures == 1
+
+
 def test_inputs_that_a_graph_allocator_placed_are_brought_before_their_first_use(cuda):
     ctx = gs.Context("inputs")
     a, b = (ctx.tensor("f32", 16, name, input=True) for name in "ab")

@@ -238,8 +238,8 @@ class DevicePlan:
         for the backend's stream, and a wait for a stream that is captured fails and breaks the capture."""
         try:
             stream = backend.device.stream()
-            stream.begin_capture()
             try:
+                stream.begin_capture()
                 self._issue(backend, stream)
             except BaseException:
                 with suppress(DeviceError):     # only to end the capture
