@@ -1,5 +1,7 @@
 """Rearranged weights of a CUDA device: only the kernels of matrix products read the rearranged bytes."""
 
+import threading
+
 import cupy_devices as devices
 import numpy as np
 import pytest
@@ -184,6 +186,32 @@ def test_weights_whose_straightening_was_interrupted_are_whole(at, late, monkeyp
             assert np.allclose(product.out.numpy(), out, rtol=1e-4, atol=1e-4)
         cuda.graph_compute(gs.GraphView([product.copy]))
         assert np.array_equal(product.copy.numpy(), product.w.numpy()) and product.raw() == raw
+
+
+@pytest.mark.parametrize("when", ["before the first piece", "after the first piece"])
+def test_weights_are_read_while_another_thread_straightens_them(when, monkeypatch):
+    monkeypatch.setattr(packed, "PIECE", 300)
+    kind = gs.Type.Q4_0
+    with devices.backend() as cuda:
+        product = Product(cuda, kind)
+        expected, fetch = on_the_cpu(kind, product)[0], type(product.buffer)._fetch
+        other = threading.Thread(target=lambda: cuda.graph_compute(gs.Graph(product.copy)))
+
+        def straighten() -> None:
+            if not other.ident:
+                other.start()
+                other.join()
+
+        def fetch_while_straightened(self, start, size):
+            if when == "before the first piece":
+                straighten()
+            found = fetch(self, start, size)
+            straighten()
+            return found
+
+        monkeypatch.setattr(type(product.buffer), "_fetch", fetch_while_straightened)
+        assert product.raw() == expected
+        assert not product.buffer.is_packed(product.w) and product.raw() == expected
 
 
 @pytest.mark.parametrize("kind", PACKED, ids=str)

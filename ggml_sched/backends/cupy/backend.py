@@ -273,6 +273,12 @@ class CupyBackend(DeviceQueue):
         function = self.function(launch.kernel)
         function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)
 
+    @guarded
+    def packed_pieces(self, buffer: DeviceBuffer, start: int, size: int) -> tuple[int, list[packed.Piece]]:
+        """`n_straightened`, and the pieces of a range of the buffer's bytes (`PackedRows.pieces`): no other thread is
+        converting weights at this moment."""
+        return self.n_straightened, list(buffer.packed.pieces(start, size))
+
     def straighten(self, buffer: DeviceBuffer, weight: packed.PackedWeight) -> None:
         """Convert a rearranged weight to ggml's order; the lock is held.  Plans are rebuilt before they run again."""
 

@@ -72,12 +72,15 @@ class DeviceBuffer(Buffer):
         if not len(self.packed):
             self.backend.download(wanted, address)
             return
-        for start, stop, weight in self.packed.pieces(offset, len(wanted)):
-            piece = wanted[start - offset : stop - offset]
-            if weight is None:
-                self.backend.download(piece, self.base + start)
-            else:
-                packed.read(weight, start, piece, self._fetch)
+        straightened = -1
+        while straightened != self.backend.n_straightened:      # else another thread has straightened weights meanwhile
+            straightened, pieces = self.backend.packed_pieces(self, offset, len(wanted))
+            for start, stop, weight in pieces:
+                piece = wanted[start - offset : stop - offset]
+                if weight is None:
+                    self.backend.download(piece, self.base + start)
+                else:
+                    packed.read(weight, start, piece, self._fetch)
 
     def _put(self, start: int, data: np.ndarray) -> None:
         """Queue a copy of bytes to offset `start`, without rearranging them."""

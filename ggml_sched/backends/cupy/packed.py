@@ -51,6 +51,10 @@ class PackedWeight(NamedTuple):
         return together(self.kind) * self.kind.type_size
 
 
+Piece = tuple[int, int, PackedWeight | None]
+"""Bytes (start, stop) of a buffer, and the rearranged weight that they lie in, if any."""
+
+
 class PackedRows:
     """The rearranged weights of one buffer, by their offsets."""
 
@@ -91,8 +95,8 @@ class PackedRows:
             return []
         return [weight for _, _, weight in self.pieces(tensor.offset, tensor.nbytes) if weight is not None]
 
-    def pieces(self, start: int, size: int) -> Iterator[tuple[int, int, PackedWeight | None]]:
-        """Cut a range of bytes where rearranged weights begin and end: (start, stop, weight or None) of each piece."""
+    def pieces(self, start: int, size: int) -> Iterator[Piece]:
+        """Cut a range of bytes where rearranged weights begin and end."""
         stop = start + size
         while start < stop:
             i = bisect_right(self._starts, start) - 1
