@@ -1,6 +1,7 @@
 """Rearranged weights of a CUDA device: only the kernels of matrix products read the rearranged bytes."""
 
 import threading
+from bisect import bisect_right
 
 import cupy_devices as devices
 import numpy as np
@@ -186,6 +187,26 @@ def test_weights_whose_straightening_was_interrupted_are_whole(at, late, monkeyp
             assert np.allclose(product.out.numpy(), out, rtol=1e-4, atol=1e-4)
         cuda.graph_compute(gs.GraphView([product.copy]))
         assert np.array_equal(product.copy.numpy(), product.w.numpy()) and product.raw() == raw
+
+
+def test_ranges_are_cut_while_another_thread_straightens(ctx, monkeypatch):
+    """At any moment: here between two reads of the weights."""
+    weights, rows = [ctx.tensor("q4_0", (256, 2), name) for name in "uvw"], packed.PackedRows()
+    with devices.backend() as cuda:
+        cuda.alloc_tensors(ctx)
+        for w in weights:
+            rows.add(w)
+        found, last = list(map(rows.find, weights)), weights[2]
+        expected = list(rows.pieces(last.offset, last.nbytes))
+
+        def search(starts, start):
+            for weight in found[:2]:
+                rows.straightened(weight, weight.stop)
+            return bisect_right(starts, start)
+
+        monkeypatch.setattr(packed, "bisect_right", search)
+        assert list(rows.pieces(last.offset, last.nbytes)) == expected
+        assert len(rows) == 1
 
 
 @pytest.mark.parametrize("when", ["before the first piece", "after the first piece"])

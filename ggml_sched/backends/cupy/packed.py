@@ -96,16 +96,18 @@ class PackedRows:
         return [weight for _, _, weight in self.pieces(tensor.offset, tensor.nbytes) if weight is not None]
 
     def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        """Cut a range of bytes where rearranged weights begin and end."""
+        """Cut a range of bytes where rearranged weights begin and end.  Another thread may straighten weights
+        meanwhile, which replaces both collections."""
+        starts, weights = self._starts, self._weights
         stop = start + size
         while start < stop:
-            i = bisect_right(self._starts, start) - 1
-            weight = self._weights[self._starts[i]] if i >= 0 else None
+            i = bisect_right(starts, start) - 1
+            weight = weights[starts[i]] if i >= 0 else None
             if weight is not None and start < weight.stop:
                 end = min(stop, weight.stop)
             else:
                 weight = None
-                end = min(stop, self._starts[i + 1]) if i + 1 < len(self._starts) else stop
+                end = min(stop, starts[i + 1]) if i + 1 < len(starts) else stop
             yield start, end, weight
             start = end
 
