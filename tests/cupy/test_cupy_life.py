@@ -169,6 +169,23 @@ def test_closing_brings_what_was_being_fetched():
     assert np.array_equal(out, 2 * np.arange(8))
 
 
+def test_closing_again_after_an_interrupt_of_the_wait_gives_all_back(monkeypatch):
+    device = devices.device()
+    cuda = devices.new(device)
+    graph, buffer = sums(cuda)
+    cuda.graph_compute(graph)
+    buffer.close()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(cuda.stream), "synchronize", interrupted)
+        cuda.close()
+    cuda.close()
+    assert cuda.closed and device.memory()[0] == device.memory()[1]
+
+
 def test_a_child_process_gets_an_error_and_may_close_everything(cuda):
     graph, buffer = sums(cuda)
     plan = cuda.graph_plan_create(graph)

@@ -320,10 +320,11 @@ class CupyBackend(DeviceQueue):
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
             if not self._is_here:
+                self._closed = True
                 return
-            self.settle()
+            self.settle()           # an interrupt of this wait leaves the backend open
+            self._closed = True
             if self._error is None:
                 self._downloads.finish(self._downloads.number)
             self._downloads.close()
