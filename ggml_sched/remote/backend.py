@@ -361,6 +361,7 @@ class RemoteBackend(Backend):
         False if the worker has no file at `path` with the bytes `data` there, and for `data` smaller than SMALLEST,
         which no worker looks for.
         """
+        self._fetched = []
         return len(data) >= SMALLEST and bool(
             self.ask("file", self._values(tensor), os.path.abspath(path), start, digest_of(data),
                      doing=("read", label(tensor))))

@@ -211,6 +211,18 @@ def test_a_worker_reads_whole_tensors_whose_digest_the_driver_knows(filled, mode
         assert not filled(path, first, data[first:last])
 
 
+def test_an_output_that_is_then_filled_from_a_file_has_the_files_bytes(cluster, model, ctx):
+    path, data, info = model
+    backend, tensor = cluster.backends[0], data[info.offset :][: info.nbytes]
+    x = ctx.tensor("i8", (info.nbytes,), "x")
+    y = ctx.set_output(ctx.cpy(x, ctx.tensor("i8", (info.nbytes,), "y")))
+    with backend.alloc_tensors(ctx):
+        backend.graph_plan_compute(plan := backend.graph_plan_create(gs.Graph(y)))
+        assert backend.load_from_file(y.view_src, str(path), info.offset, memoryview(tensor))
+        assert y.numpy().tobytes() == tensor
+        backend.graph_plan_free(plan)
+
+
 def test_a_small_tensor_is_not_looked_for_in_a_file(cluster, model):
     """Its bytes could be guessed."""
     path, data, _ = model
