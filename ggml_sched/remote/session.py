@@ -38,6 +38,9 @@ FORGETS = 0.75
 """The factor by which the remembered time between answers shrinks with each answer."""
 COMPUTED = "computed"
 MAX_EARLY = 64
+MAX_ASIDE = 64
+"""The most questions that wait for an envelope to their worker; the oldest is then forgotten, and asked when its answer
+is needed."""
 POLL = 0.25
 """Seconds after which a session looks for dead workers while it waits."""
 ASKS_AT = 0.75
@@ -247,6 +250,9 @@ class Session:
         self._check_process(worker)
         with self.lock:
             self._check(worker)
+            mine = [question for question in self._aside if question[0] == worker]
+            if len(mine) >= MAX_ASIDE:
+                self._aside.remove(mine[0])
             self._aside.append((worker, command, key, take))
 
     def _take_aside(self) -> None:

@@ -18,6 +18,7 @@ from ggml_sched.remote.answers import ask_ahead
 from ggml_sched.remote.cluster import cluster_of
 from ggml_sched.remote.envelope import Envelope, Segment
 from ggml_sched.remote.messages import MessageError
+from ggml_sched.remote.session import MAX_ASIDE
 from ggml_sched.remote.simulated import Faults, SimulatedNetwork
 from ggml_sched.remote.worker import MAX_HELD, QUESTIONS, Worker
 
@@ -312,6 +313,19 @@ def test_questions_put_aside_for_a_lost_worker_are_forgotten(ctx):
         assert not kept
         with pytest.raises(gs.BackendLost):
             ask_ahead(cluster.session, "w1", "memory", [0], Take())
+
+
+def test_questions_put_aside_for_a_worker_that_gets_no_commands_are_bounded():
+    """The latest are asked; a scheduler may announce graphs for ever, of which a worker gets no part."""
+    with simulated(2) as cluster:
+        session, took = cluster.session, []
+        for k in range(2 * MAX_ASIDE):
+            for worker in ("w0", "w1"):
+                ask_ahead(session, worker, "memory", [0], lambda answer, of=(worker, k): took.append(of))
+        for backend in cluster.backends:
+            backend.alloc_buffer(64).close()
+            backend.synchronize()
+        assert sorted(took) == [(worker, k) for worker in ("w0", "w1") for k in range(MAX_ASIDE, 2 * MAX_ASIDE)]
 
 
 def test_a_name_whose_worker_did_not_start_may_be_used_again():
