@@ -75,7 +75,11 @@ class Cluster:
                 raise error
             transport.add(id_, WorkerOptions(backends, threads, memory))
             self.session.add(id_)
-            joined = self._join(id_, worker)
+            try:
+                joined = self._join(id_, worker)
+            except BaseException:       # an interrupt, too: no caller has the worker, and its name may be used again
+                self.session.dismiss(id_)
+                raise
             if self.session.links:
                 names = {backend.name for backend in joined}
                 self.session.links = {pair: way for pair, way in self.session.links.items() if not names & {*pair}}

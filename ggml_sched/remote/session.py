@@ -182,6 +182,14 @@ class Session:
         with self.lock:
             self._numbers[worker] = 0
 
+    def dismiss(self, worker: str) -> None:
+        """Give up a worker that was added, and that nothing was queued for but calls whose callers have given up."""
+        with self.lock:
+            for number in [number for number, sent in self._sent.items() if sent.is_call and sent.route == [worker]]:
+                self._in_flight -= self._sent.pop(number).n_bytes
+            if worker not in self.lost:
+                self._lose(worker, "was dismissed")
+
     @property
     def is_here(self) -> bool:
         """Whether this process made the session, and not the parent before a fork."""

@@ -17,6 +17,7 @@ import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.llama import open_gguf
 from ggml_sched.remote.files import SMALLEST, Files, digest_of
+from ggml_sched.remote.session import Session
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs sockets of the file system")
 
@@ -343,6 +344,27 @@ def test_a_worker_joins_again_under_its_name(ctx):
             with pytest.raises(gs.BackendLost):
                 old.alloc_buffer(64)
             old = joined
+
+
+def test_a_worker_joins_after_an_interrupt_of_its_joining(ctx, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with gs.remote.connect(workers=1, threads=1, transport="processes", deadline=20) as cluster:
+        session, kept = cluster.session, cluster.backends[0].alloc_buffer(64)
+        cluster.backends[0].put("clear", kept.number, 7)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Session, "_await", interrupted)
+            cluster.join("w1", threads=1)
+        out = bytearray(64)
+        kept.read(0, memoryview(out))
+        assert set(out) == {7}
+        session.transport.processes["w1"].wait(20)
+        with pytest.raises(gs.BackendLost):
+            session.call("w1", ["ask", "answer", "hello", []])
+        joined, = cluster.join("w1", threads=1)
+        assert joined.name == "w1:CPU" and joined.ask("memory", 0) is None
+        assert np.array_equal(logits_of([cluster.backends[0], joined]), logits_of([joined]))
 
 
 def test_workers_killed_in_the_middle_of_generations():
