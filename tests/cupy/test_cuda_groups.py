@@ -313,3 +313,65 @@ def test_an_id_of_no_expert_is_found_in_the_group(bad):
         ops.build_group(builder, (3, 4, 5), nodes)
         fault = cupy_kernels.run(builder)
         assert (fault["position"], fault["source"], fault["value"], fault["limit"]) == (6, 2, bad, 5)
+
+
+# -- groups that were not found --------------------------------------------------------------------------
+
+
+def of_norms(ctx):
+    """A factor of one element, which repeats; and members of fewer rows than the norm."""
+    x, row, less = (ctx.tensor("f32", ne) for ne in ((64, 4), (64,), (64, 2)))
+    norm = ctx.rms_norm(x, 1e-5)
+    yield [norm, ctx.mul(norm, ctx.tensor("f32", (1,)))]
+    yield [norm, ctx.mul(less, row)]
+    yield [norm, ctx.mul(norm, row), ctx.add(less, row)]
+    yield [ctx.add(less, row), norm, ctx.mul(norm, row)]
+
+
+def of_ropes(ctx):
+    """Rows for a cache that are fewer than the rope's."""
+    rope = ctx.rope(ctx.tensor("f32", (16, 2, 5)), ctx.tensor("i32", (5,)), 16)
+    yield [rope, ctx.set_rows(ctx.tensor("f32", (32, 9)), ctx.tensor("f32", (32, 2)), ctx.tensor("i32", (2,)))]
+    yield [rope, ctx.set_rows(ctx.tensor("f32", (8, 9)), ctx.tensor("f32", (8, 5)), ctx.tensor("i32", (5,)))]
+
+
+def of_gates(ctx):
+    x = ctx.tensor("f32", (64, 1))
+    a = ctx.mul_mat(ctx.tensor("q4_0", (64, 8)), x)
+    b = ctx.mul_mat(ctx.tensor("q8_0", (64, 8)), x)
+    c = ctx.mul_mat(ctx.tensor("q4_0", (128, 8)), ctx.tensor("f32", (128, 1)))
+    yield [a, b, ctx.swiglu_split(a, b)]
+    yield [a, c, ctx.swiglu_split(a, c)]
+    yield [a, b, ctx.swiglu_split(*(ctx.tensor("f32", (8, 1)) for _ in "ab"))]
+
+
+def of_experts(ctx):
+    """Fewer ids, or weights, than the scores have tokens."""
+    scores, few = ctx.soft_max(ctx.tensor("f32", (8, 6))), ctx.tensor("f32", (8, 2))
+    for order, tokens in ((ctx.argsort(few, "desc"), 6), (ctx.argsort(scores, "desc"), 2)):
+        yield [scores, order, ctx.get_rows(ctx.tensor("f32", (1, 8, tokens)), ctx.tensor("i32", (2, tokens)))]
+
+
+def of_sums(ctx):
+    product = ctx.mul(ctx.tensor("f32", (16, 2, 3)), ctx.tensor("f32", (1, 2, 3)))
+    yield [product, ctx.add(*(ctx.tensor("f32", (16, 9)) for _ in "ab"))]
+    product = ctx.mul(ctx.tensor("f32", (16, 2, 3)), ctx.tensor("f32", (16,)))
+    yield [product, ctx.add(*(ctx.tensor("f32", (16, 3)) for _ in "ab"))]
+
+
+def of_projections(ctx):
+    """Products of several matrices, of which the second has fewer weights."""
+    x = ctx.tensor("f32", (64, 1, 4))
+    yield [ctx.mul_mat(ctx.tensor("f32", (64, 8, n)), x) for n in (4, 1)]
+
+
+@pytest.mark.parametrize("groups", [of_norms, of_ropes, of_gates, of_experts, of_sums, of_projections])
+def test_groups_that_no_kernel_computes_are_computed_one_by_one(ctx, groups):
+    """A driver may send a worker any group: its kernel would access memory outside of the tensors."""
+    for nodes in groups(ctx):
+        assert all(ops.supports(node) for node in nodes)
+        with cupy_kernels.filled(ctx, {}):
+            single = cupy_kernels.build(nodes).launches
+            builder = cupy_kernels.Builder("EMULATED", needed={nodes[-1]})
+            ops.build_group(builder, range(len(nodes)), nodes)
+            assert [launch.kernel for launch in builder.launches] == [launch.kernel for launch in single]

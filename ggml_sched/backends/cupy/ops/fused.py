@@ -60,6 +60,8 @@ def _norm_group(before: bool, after: bool) -> Group:
         norm, mul = nodes[int(before) : int(before) + 2]
         if any(b.is_needed(node) for node in (norm, mul) if node is not last):
             return False
+        if not all(_is_row_op(node, norm.ne[0]) and node.ne == norm.ne for node in nodes if node is not norm):
+            return False
         operands = (norm.src[0],) if add is None else add.src[:2]
         shift = last.src[1] if after else None
         results = (last, add) if add is not None and b.is_needed(add) else (last,)
@@ -75,22 +77,26 @@ def _norm_group(before: bool, after: bool) -> Group:
 
 
 def _find_rope_set_rows(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
-    rows, ids = last.src[:2]
-    rope = wiring.inner(wiring.under_views(rows), ("ROPE",))
-    if (rope is None or rope.type != Type.F32 or last.type not in _FLOATS or rope.n_elements == 0
-            or not OPS["SET_ROWS"].fits(last) or not OPS["ROPE"].fits(rope)):
-        return None
+    rope = wiring.inner(wiring.under_views(last.src[0]), ("ROPE",))
+    return (rope, last) if rope is not None and _rope_fits_set_rows(rope, last) else None
+
+
+def _rope_fits_set_rows(rope: Tensor, write: Tensor) -> bool:
+    """Whether one kernel can compute a rope and the SET_ROWS of all of its rows, by their types and layouts."""
+    rows, ids = write.src[:2]
+    if (rope.type != Type.F32 or write.type not in _FLOATS or rope.n_elements == 0
+            or not OPS["SET_ROWS"].fits(write) or not OPS["ROPE"].fits(rope)):
+        return False
     n0, n1, n2, n3 = rope.ne
-    fits = (n3 == 1 and n0 < 1 << 31 and n1 <= MAX_GRID and int_param(rope, 1) <= 2 * PAIRS
+    return (n3 == 1 and n0 < 1 << 31 and n1 <= MAX_GRID and int_param(rope, 1) <= 2 * PAIRS
             and rope.is_contiguous and rows.is_contiguous
             and rows.ne == (n0 * n1, n2, 1, 1) and ids.ne == (n2, 1, 1, 1))
-    return (rope, last) if fits else None
 
 
 def _build_rope_set_rows(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
     rope, write = nodes
     sources = (*(t for t in rope.src if t is not None), write.src[1])
-    if b.is_needed(rope) or not lies_apart(b, (write,), sources):
+    if b.is_needed(rope) or not _rope_fits_set_rows(rope, write) or not lies_apart(b, (write,), sources):
         return False
     emit_rope_set_rows(b, rope, write)
     return True
@@ -99,22 +105,32 @@ def _build_rope_set_rows(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
 def _gated_group(op: str) -> Group:
     products = frozenset({op})
 
-    def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
+    def fits(last: Tensor) -> bool:
+        """Whether a node is a gated unit of two products for one kernel, by their types and layouts."""
         if len(last.src) != 2 or last.type != Type.F32 or last.view_src is not None or last.n_elements == 0:
+            return False
+        if any(t is None or t.op != op for t in last.src):
+            return False
+        gate, up = last.src
+        a, b = gate.src[0], up.src[0]
+        same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
+        return same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
+
+    def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
+        if not fits(last):
             return None
         gate, up = (wiring.inner(t, products) for t in last.src)
         if gate is None or up is None or gate is up or gate.src[1:] != up.src[1:]:
             return None
-        a, b = gate.src[0], up.src[0]
-        same = a.type == b.type and a.ne == b.ne and a.nb == b.nb and gate.ne == up.ne == last.ne
-        fits = same and is_few(gate) and OPS[op].fits(gate) and OPS[op].fits(up) and last.nb[0] == 4
         # The two products are not written to memory, so neither may read the other, directly or through a view.
-        if not fits or any(t.root in (gate, up) for t in (*gate.src, *up.src)):
+        if any(t.root in (gate, up) for t in (*gate.src, *up.src)):
             return None
         return (gate, up, last)
 
     def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
         last = nodes[-1]
+        if not fits(last):
+            return False
         gate, up = last.src
         if b.is_needed(gate) or b.is_needed(up) or is_packed(gate.src[0]) != is_packed(up.src[0]):
             return False

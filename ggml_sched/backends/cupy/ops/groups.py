@@ -46,7 +46,8 @@ class Group(NamedTuple):
 
     `find(node, wiring)`: the members of the group that ends with `node`, or None; `build`: appends launches that
     compute the members and write the results for which `Builder.is_needed` is true; returns False, and appends nothing,
-    if memory overlaps.
+    if memory overlaps, or for nodes of other types and layouts than `find` finds: a caller's groups need not be found
+    ones, and no kernel may access memory outside of their tensors.
     """
 
     ops: tuple[frozenset[str], ...]

@@ -119,10 +119,13 @@ def _members(wiring: Wiring, products: Sequence[Tensor]) -> tuple[Tensor, ...] |
 
 
 def build(b: Builder, nodes: tuple[Tensor, ...], positions: Sequence[int]) -> bool:
-    """Append the launches of a group's members; returns False, and appends nothing, if memory overlaps."""
+    """Append the launches of a group's members; returns False, and appends nothing, if memory overlaps, or for other
+    layouts."""
     members = Members(b, nodes)
     where = dict(zip(nodes, positions, strict=True))
     products = [node for node in nodes if node.op == "MUL_MAT"]
+    if len(products) > MOST_PRODUCTS or not all(map(_is_projection, products)):
+        return False
     x = b.region(products[0].src[1])
     if any(b.region(p.src[1]) != x for p in products):
         return False
@@ -247,7 +250,7 @@ def _find_heads(members: Members, others: Sequence[Tensor]) -> Iterator[Heads]:
         before: tuple[Tensor, ...] = ()
         if (mul is not None and norm is not None and norm.op == "RMS_NORM" and members.only_reader(mul) is rope
                 and members.only_reader(norm) is mul and norm.ne[0] == rope.ne[0] and mul.src[1].type == Type.F32
-                and mul.src[1].ne == (rope.ne[0], 1, 1, 1) and mul.src[1].nb[0] == 4
+                and mul.ne == rope.ne and mul.src[1].ne == (rope.ne[0], 1, 1, 1) and mul.src[1].nb[0] == 4
                 and norm.src[0].type == Type.F32 and norm.ne == norm.src[0].ne == rope.ne):
             source, before, factor = norm.src[0], (norm, mul), mul.src[1]
         else:

@@ -36,6 +36,15 @@ def _named(*ops: str) -> tuple[frozenset[str], ...]:
 
 
 def _choosing(normalised: bool) -> Group:
+    def fits(scores: Tensor, order: Tensor, weights: Tensor, last: Tensor) -> bool:
+        """Whether one kernel can compute these nodes and those between, by their types and layouts."""
+        (n, tokens), used = scores.ne[:2], weights.ne[1]
+        return (scores.ne[2:] == (1, 1) and n <= MOST_EXPERTS and 0 < used <= min(n, MOST_USED)
+                and scores.n_elements > 0 and order.ne == scores.ne and order.is_contiguous
+                and weights.ne == (1, used, tokens, 1) and weights.is_contiguous
+                and last.type == Type.F32 and last.is_contiguous
+                and (last.ne == (used, tokens, 1, 1) if normalised else last is weights))
+
     def find(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
         members: tuple[Tensor, ...] = ()
         weights: Tensor | None = last
@@ -61,20 +70,20 @@ def _choosing(normalised: bool) -> Group:
                 or wiring.readers[scores] != 2):
             return None
         n, tokens = scores.ne[:2]
-        fits = (scores.ne[2:] == (1, 1) and n <= MOST_EXPERTS and 0 < ids.ne[0] <= min(n, MOST_USED)
-                and scores.n_elements > 0 and optional(scores, 1) is None and optional(scores, 2) is None
-                and float_param(scores, 1) == 0 and int_param(order, 0) == 1
-                and table.ne == (1, n, tokens, 1) and ids.ne == (ids.ne[0], tokens, 1, 1) and ids.nb[1] == order.nb[1]
-                and weights.ne == (1, ids.ne[0], tokens, 1) and order.is_contiguous and weights.is_contiguous
-                and (not normalised or last.is_contiguous and last.ne == (ids.ne[0], tokens, 1, 1)
-                     and last.type == Type.F32 and last.view_src is None)
-                and all(OPS[node.op].fits(node) for node in (scores, order, weights)))
-        return (scores, order, weights, *members) if fits else None
+        found = (fits(scores, order, weights, last)
+                 and optional(scores, 1) is None and optional(scores, 2) is None
+                 and float_param(scores, 1) == 0 and int_param(order, 0) == 1
+                 and table.ne == (1, n, tokens, 1) and ids.ne == (ids.ne[0], tokens, 1, 1) and ids.nb[1] == order.nb[1]
+                 and weights.ne[1] == ids.ne[0] and (not normalised or last.view_src is None)
+                 and all(OPS[node.op].fits(node) for node in (scores, order, weights)))
+        return (scores, order, weights, *members) if found else None
 
     def build(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
         scores, order, weights, last = *nodes[:3], nodes[-1]
         # Only the order and the last result are written to memory.
         if any(b.is_needed(node) for node in nodes if node is not order and node is not last):
+            return False
+        if not fits(scores, order, weights, last):
             return False
         if not apart(b, last, (scores.src[0], order)) or not apart(b, order, (scores.src[0],)):
             return False
@@ -131,23 +140,29 @@ def _weighted_sum(last: Tensor, wiring: Wiring) -> tuple[Tensor, ...] | None:
             or product.view_src is not None or wiring.readers[product] != len(views)):
         return None
     n, used, tokens, _ = product.ne
-    weight = product.src[1]
     same = all(
         view.op == "VIEW" and view.src[0] is product and wiring.readers[view] == 1 and "output" not in view.flags
         and view.ne == (n, tokens, 1, 1) and view.nb[0] == 4 and view.nb[1] == product.nb[2]
         and view.view_offs == i * product.nb[1] for i, view in enumerate(views))
-    fits = (same and len(views) == used and product.ne[3] == 1 and product.ne == product.src[0].ne
-            and weight.ne == (1, used, tokens, 1) and last.n_elements > 0
+    found = (same and len(views) == used and last.n_elements > 0 and _sum_fits(product, sums)
+             and all(t.view_src is None for t in sums))
+    return (product, *sums) if found else None
+
+
+def _sum_fits(product: Tensor, sums: Sequence[Tensor]) -> bool:
+    """Whether one kernel can compute a product and its sums over axis 1, by their types and layouts."""
+    n, used, tokens, batch = product.ne
+    return (batch == 1 and product.ne == product.src[0].ne and product.src[1].ne == (1, used, tokens, 1)
             and all(t.type == Type.F32 for t in (*sums, product, *product.src[:2]))
-            and all(t.ne == (n, tokens, 1, 1) and t.view_src is None for t in sums))
-    return (product, *sums) if fits else None
+            and all(t.ne == (n, tokens, 1, 1) for t in sums))
 
 
 def build_sum(b: Builder, nodes: tuple[Tensor, ...]) -> bool:
-    """Append the launch of a weighted sum; returns False, and appends nothing, if memory overlaps."""
+    """Append the launch of a weighted sum; returns False, and appends nothing, if memory overlaps, or for other
+    layouts."""
     product, last = nodes[0], nodes[-1]
     x, w = product.src[:2]
-    if any(b.is_needed(node) for node in nodes[:-1]) or not apart(b, last, (x, w)):
+    if any(b.is_needed(node) for node in nodes[:-1]) or not _sum_fits(product, nodes[1:]) or not apart(b, last, (x, w)):
         return False
     b.flat("experts.weighted_sum", last.n_elements, b.region(x), b.region(w), b.region(last),
            np.int64(last.n_elements))
