@@ -189,6 +189,30 @@ def test_weights_whose_straightening_was_interrupted_are_whole(at, late, monkeyp
         assert np.array_equal(product.copy.numpy(), product.w.numpy()) and product.raw() == raw
 
 
+@pytest.mark.parametrize("kind", PACKED, ids=str)
+def test_weights_of_an_allocator_that_was_reset_are_forgotten(cuda, kind):
+    """Others lie across them, in another order and of other types."""
+    with cuda.alloc_buffer(1 << 16) as buffer:
+        buffer.usage = "weights"
+        allocator, old, new, ctx = gs.TensorAllocator(buffer), gs.Context(), gs.Context(), gs.Context()
+        allocator.alloc(old.tensor(kind, (width(kind), 8)))
+        allocator.reset()
+        bias, w = new.tensor("f32", 8), new.tensor(kind, (width(kind), 8))
+        for t in (bias, w):
+            allocator.alloc(t)
+        x = ctx.tensor("f32", width(kind))
+        y = ctx.add(ctx.mul_mat(w, x), bias)
+        given = RNG.standard_normal((8, width(kind))).astype(np.float32)
+        with cuda.alloc_tensors(ctx):
+            w.set(given)
+            bias.set(np.ones(8, np.float32))
+            x.set(np.ones(width(kind), np.float32))
+            before = w.numpy()
+            cuda.graph_compute(gs.Graph(y))
+            assert np.allclose(y.numpy(), before.sum(1) + 1, rtol=1e-2, atol=1e-2)
+            assert np.array_equal(w.numpy(), before)
+
+
 def test_ranges_are_cut_while_another_thread_straightens(ctx, monkeypatch):
     """At any moment: here between two reads of the weights."""
     weights, rows = [ctx.tensor("q4_0", (256, 2), name) for name in "uvw"], packed.PackedRows()

@@ -66,8 +66,13 @@ class PackedRows:
         return len(self._weights)
 
     def add(self, tensor: Tensor) -> None:
-        """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the data."""
-        if tensor.offset not in self._weights and tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
+        """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the data.
+        Weights that were there are removed, as an allocator that is reset says nothing of its tensors."""
+        if self.find(tensor) is not None:
+            return
+        for weight in self.under(tensor):
+            self.drop(weight.start)
+        if tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
             self._weights[start] = PackedWeight(start, start + tensor.nbytes, tensor.type, tensor.ne)
             insort(self._starts, start)
