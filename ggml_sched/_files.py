@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import get_ident
@@ -15,13 +16,29 @@ CHUNK = 1 << 24
 """Bytes that are read at a time, so that a wrong size allocates no more than a file has."""
 
 
+def _descriptor(path: str) -> int | None:
+    """The descriptor of this process that a path names, like /dev/stdout; None for any other path."""
+    while True:
+        folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
+        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and name.isdecimal():
+            return int(name)
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(folder, os.readlink(path))
+
+
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file; an existing one is replaced atomically, when all parts are written.  Several writers of one path do
-    not disturb each other: the file of the writer that ends last stays.  A pipe or a device is not replaced but written
-    to, and of a symbolic link what it names is replaced."""
+    not disturb each other: the file of the writer that ends last stays.  A pipe, a device or an open file (/dev/stdout,
+    /dev/fd/3) is not replaced but written to, and of a symbolic link what it names is replaced."""
     path = os.fspath(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:
+    descriptor = _descriptor(path)
+    if descriptor is not None or os.path.exists(path) and not os.path.isfile(path):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        # A copy of a descriptor goes on where the descriptor is; to open its name again would empty a file.
+        with open(path if descriptor is None else os.dup(descriptor), "wb") as file:
             file.writelines(parts)
         return
     path = os.path.realpath(path)

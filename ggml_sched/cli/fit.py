@@ -156,7 +156,8 @@ def goal_of(text: str, models: Sequence[Sequence[Graph]]) -> str | list[float]:
     if text in ("decode", "prompt"):
         return text
     try:
-        prompt, generated = (float(int(part)) for part in text.split("+"))
+        prompt, generated = map(int, text.split("+"))
+        float(prompt + generated)       # whether these can be weights
     except (ValueError, OverflowError):
         raise ValueError(f"--goal {text}: not decode, prompt, or PROMPT+GENERATED like 512+256") from None
     tokens = [[graph.meta.get("n_tokens") for graph in graphs] for graphs in models]
@@ -164,7 +165,7 @@ def goal_of(text: str, models: Sequence[Sequence[Graph]]) -> str | list[float]:
     every = [n for of in counts for n in of]
     if len(every) < sum(map(len, tokens)) or max(every, default=1) < 2 or min(every) > 1:
         raise ValueError(f"--goal {text} needs a graph of one token and one of a prompt, whose meta says n_tokens")
-    return [generated if n == 1 else prompt / n if n == max(of) else 0.0 for of in counts for n in of]
+    return [float(generated) if n == 1 else prompt / n if n == max(of) else 0.0 for of in counts for n in of]
 
 
 def part_of(text: str) -> float:

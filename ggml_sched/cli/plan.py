@@ -130,7 +130,7 @@ def _check_options(args: argparse.Namespace) -> None:
         "--stream": args.stream, "--turns": args.turns, "--seconds": args.seconds, "--llama-cpp": args.llama_cpp}
     for option, is_given in unused.items():
         if is_given:
-            raise ValueError(f"{option} is not for plans {'with' if placed else 'without'} --device")
+            raise ValueError(f"{option} is not for plans {'with' if placed else 'without'} --device or --measure")
 
 
 def _check_drawn(args: argparse.Namespace, count: int) -> None:

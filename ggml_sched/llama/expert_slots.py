@@ -41,6 +41,8 @@ class SlotsSpec:
     home: Backend
     banks: tuple[BankSpec, ...]
     n_slots: int
+    fewest: int
+    """The fewest slots with which the model's graphs can be computed."""
     slot_nbytes: int
     policy: Policy
 
@@ -108,7 +110,7 @@ def least_slots(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str
         return None
     most = most_experts(graphs, names)
     size = max(slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks)
-    return None if most is None else SlotsSpec(home, banks, most, size, policy)
+    return None if most is None else SlotsSpec(home, banks, most, most, size, policy)
 
 
 def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],

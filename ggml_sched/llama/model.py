@@ -348,9 +348,9 @@ class Model:
 
         Raises ValueError if the model was read from a file object, which cannot be read again, and what `load` and
         `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
-        loaded, to free memory of the other backends; if loading fails, `moved` may be called again, and so it may where
-        closing this model raises.  Backends that `load` has made stay open until the new model is there, which then
-        owns those of them that it uses.
+        loaded, to free memory of the other backends; if loading fails, `moved` may be called again.  So it may where
+        closing this model raises: both models are closed then, and this one keeps its tokens.  Backends that `load` has
+        made stay open until the new model is there, which then owns those of them that it uses.
         """
         if self._load_again is None:
             raise ValueError("the model was read from a file object, and can not be loaded again")

@@ -201,17 +201,17 @@ class Residency:
         raise KeyError(name)
 
     def _lines(self, backend: str, use: Use) -> Iterable[str]:
-        choice, room, uses = self.choices[backend], self.rooms[backend], self.uses[backend]
-        limit, slots = self.limits[backend], self._slots_nbytes(backend)
+        choice, uses, limit, slots = (self.choices[backend], self.uses[backend], self.limits[backend],
+                                      self._slots_on(backend))
         if use not in choice.fetched:
             yield f"{use.name}: stays on {backend}, {use.nbytes:,} bytes, {self._why_resident(backend, use)}"
         else:
             total = sum(other.nbytes for other in uses)
-            beside = f" and slots for experts of {slots:,}" if slots else ""
+            beside = "" if slots is None else f" and slots for experts of {slots.nbytes:,}"
             yield (f"{use.name}: fetched from {self.store} in each evaluation, {use.nbytes:,} bytes: of {total:,} "
                    f"bytes of weights {choice.resident:,} stay beside a window of {choice.window:,}{beside}, which is "
                    f"what the limit of {limit:,} on {backend} leaves")
-        more = choose(uses, room - slots + GIB)
+        more = choose(uses, self._room(backend) + GIB)
         if not choice.fetched or more is None:
             return
         saved = choice.nbytes - more.nbytes
@@ -226,14 +226,18 @@ class Residency:
         yield (f"{name}: read from {self.store} expert by expert, when a node has chosen them: {slots.n_slots:,} slots "
                f"of {slots.slot_nbytes:,} bytes are for {slots.n_experts:,} experts, {bank.n_experts} of them of "
                f"{bank.name}, which is what the limit of {self.limits[home]:,} on {home} leaves")
-        more = choose(self.uses[home], self.rooms[home] - slots.nbytes + GIB)
+        more = choose(self.uses[home], self._room(home) + GIB)
         if more is not None:
             left = self.rooms[home] + GIB - more.resident - more.window
             yield f"with 1 GiB more there would be {min(left // slots.slot_nbytes, slots.n_experts):,} slots"
 
-    def _slots_nbytes(self, backend: str) -> int:
-        """Bytes of the slots for experts on a backend."""
-        return 0 if self.slots is None or self.slots.home.name != backend else self.slots.nbytes
+    def _slots_on(self, backend: str) -> SlotsSpec | None:
+        return None if self.slots is None or self.slots.home.name != backend else self.slots
+
+    def _room(self, backend: str) -> int:
+        """The bytes for weights and their window beside the fewest slots for experts."""
+        slots = self._slots_on(backend)
+        return self.rooms[backend] - (0 if slots is None else slots.fewest * slots.slot_nbytes)
 
     def _why_resident(self, backend: str, use: Use) -> str:
         choice = self.choices[backend]

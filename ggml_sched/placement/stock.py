@@ -273,8 +273,8 @@ class _Layers:
         most = 1 + max([*self.caches.values(), *self.weights.values()], default=-1)
         self.count = max([most, *(n for n in meta if isinstance(n, int))])
         if self.count > MOST_LAYERS:
-            raise PlacementError(f"{self.count} layers, by the names and the metadata of the graphs; llama.cpp's "
-                                 f"models have at most {MOST_LAYERS}")
+            raise PlacementError(f"{self.count} layers, by the names and the metadata of the graphs: more than "
+                                 f"{MOST_LAYERS}, which no model of llama.cpp has")
         self.weights.update(dict.fromkeys(output, self.count))
 
     def caches_of(self, layer_of: Sequence[str]) -> dict[str, str]:

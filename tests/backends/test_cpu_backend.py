@@ -540,6 +540,18 @@ def test_host_work_counts_tables_of_angles_once_for_all_nodes_and_plans_that_sha
         assert backend.host_work_held == backend.host_work(two.nodes)
 
 
+def test_host_work_counts_the_table_of_positions_that_a_node_has_rewritten(ctx):
+    n, half = 300, 32
+    x = ctx.tensor("f32", (2 * half, 1, n), "x")
+    first, second, other = (ctx.tensor("i32", (n,), name) for name in ("first", "second", "other"))
+    nodes = (ctx.rope(x, first, 2 * half), ctx.rope(x, second, 2 * half), ctx.cpy(other, first),
+             ctx.rope(x, first, 2 * half))
+    graph = gs.Graph(*nodes)
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx, usage="any"):
+        backend.graph_compute(graph)
+        assert backend.host_work_held == backend.host_work(graph.nodes) > 2 * n * 2 * half * 4
+
+
 def test_host_work_counts_what_the_oracle_takes(ctx):
     """Of a node that only it computes, and of every node of a backend without compiled kernels."""
     w, x = ctx.tensor("q4_0", (1024, 1024)), ctx.tensor("f32", (1024, 8))

@@ -156,12 +156,12 @@ def test_what_cannot_be_drawn_is_refused_before_planning(graph_files, capsys, op
 
 
 @pytest.mark.parametrize("options, words", [
-    (["--device", "4090", "--policy", "seed"], "--policy is not for plans with --device"),
-    (["--device", "4090", "--alignment", "256"], "--alignment is not for plans with --device"),
-    (["--device", "4090", "--backends", "c1"], "--backends is not for plans with --device"),
-    (["--pin", "*=CPU"], "--pin is not for plans without --device"),
-    (["--link", "1GB/s"], "--link is not for plans without --device"),
-    (["--goal", "512+1"], "--goal is not for plans without --device"),
+    (["--device", "4090", "--policy", "seed"], "--policy is not for plans with --device or --measure"),
+    (["--device", "4090", "--alignment", "256"], "--alignment is not for plans with --device or --measure"),
+    (["--device", "4090", "--backends", "c1"], "--backends is not for plans with --device or --measure"),
+    (["--pin", "*=CPU"], "--pin is not for plans without --device or --measure"),
+    (["--link", "1GB/s"], "--link is not for plans without --device or --measure"),
+    (["--goal", "512+1"], "--goal is not for plans without --device or --measure"),
 ])
 def test_options_that_would_change_nothing_are_errors(graph_files, capsys, options, words):
     assert cli.main(["plan", graph_files[0], *options]) == 1

@@ -16,6 +16,24 @@ RNG = np.random.default_rng(6)
 PACKED = sorted(FIELDS)
 
 
+def test_an_empty_weight_shares_its_address_with_the_next(cuda):
+    ctx = gs.Context("weights")
+    empty, first, second, third = (ctx.tensor("q4_0", (256, n), str(n)) for n in (0, 8, 9, 10))
+    with cuda.alloc_buffer(1 << 14) as buffer:
+        buffer.usage = "weights"
+        allocator = gs.TensorAllocator(buffer)
+        for weight in (empty, first, second):
+            allocator.alloc(weight)
+        assert empty.offset == first.offset
+        allocator.free(empty)
+        assert buffer.is_packed(first)
+        allocator.free(first)
+        assert not buffer.is_packed(first) and buffer.is_packed(second)
+        buffer.read(0, memoryview(bytearray(4096)))
+        allocator.alloc(third)
+        assert buffer.is_packed(third)
+
+
 def width(kind: gs.Type) -> int:
     return 2 * together(kind) * kind.block_size
 

@@ -3,6 +3,8 @@ streams whose calls move few bytes."""
 
 import io
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -56,6 +58,22 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
     assert read == ["pipe", "link"]
     assert path.is_fifo() and (tmp_path / "link").is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "LINK"])
+def test_an_open_file_is_written_to_where_it_is(tmp_path, name):
+    """As by `ggml-sched plan --svg /dev/stdout >> FILE`."""
+    if not os.path.exists(name.replace("LINK", "/dev/stdout")):
+        pytest.skip(f"no {name}")
+    path, link = tmp_path / "log", tmp_path / "link"
+    path.write_text("before\n")
+    link.symlink_to("/dev/stdout")
+    program = ("import sys; from ggml_sched._files import write_text; print('one'); "
+               "write_text(sys.argv[1], 'two\\n'); print('three')")
+    with path.open("a") as log:
+        subprocess.run([sys.executable, "-c", program, str(link) if name == "LINK" else name], stdout=log, check=True)
+    assert path.read_text() == "before\none\ntwo\nthree\n"
+    assert sorted(os.listdir(tmp_path)) == ["link", "log"] and link.is_symlink()
 
 
 def test_a_symbolic_link_stays_and_what_it_names_is_replaced(tmp_path):

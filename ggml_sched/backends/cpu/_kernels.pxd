@@ -38,8 +38,13 @@ cdef extern from "kernels/op_rules.h" nogil:
     bint gs_types_fit(const gs_node *node, uint64_t more)
 
 cdef extern from "kernels/build.h" nogil:
+    ctypedef struct gs_table:
+        const gs_node *positions
+        const gs_node *factors
+
     ctypedef struct gs_tables:
         int32_t n
+        gs_table *table
 
     int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables)
     void gs_forget_tables(gs_tables *of, const gs_node *node)

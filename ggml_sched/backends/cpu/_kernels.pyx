@@ -57,6 +57,23 @@ cdef enum:
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
+cdef int forget_tables_of(gs_tables *tables, tuple tensors, const gs_node *made, Tensor written) except -1:
+    """Forget tables whose positions or factors are views of `written`: in `made`, whose memory only `work_of` counts,
+    views do not overlap."""
+    cdef int32_t k
+    cdef const gs_node *source
+    for k in range(tables.n - 1, -1, -1):
+        if k >= tables.n:
+            continue
+        source = tables.table[k].positions
+        if (<Tensor>tensors[source - made]).root is not written:
+            source = tables.table[k].factors
+            if source == NULL or (<Tensor>tensors[source - made]).root is not written:
+                continue
+        gs_forget_tables(tables, source)
+    return 0
+
+
 def work_of(nodes, int32_t n_threads, bint compiled):
     """An upper bound, in bytes, of the work memory that computing these nodes takes, in one run or several: that of the
     compiled calls or, for a node without compiled kernel and without `compiled` for all, of the oracle's arrays.  The
@@ -86,6 +103,8 @@ def work_of(nodes, int32_t n_threads, bint compiled):
         node = &made[i]
         if compiled and gs_build_node(node, <int32_t>i, &calls, &tables) == GS_OK:
             most = max(most, LEAST_WORK)
+            if tables.n and table.tensors[i].view_src is not None:
+                forget_tables_of(&tables, table.tensors, made, table.tensors[i].root)
             continue
         tables.n = 0            # the calls after this node are another stretch
         size = node.layout.nbytes

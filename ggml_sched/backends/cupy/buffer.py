@@ -108,7 +108,7 @@ class DeviceBuffer(Buffer):
             self.packed.add(tensor)
 
     def free_tensor(self, tensor: Tensor) -> None:
-        if tensor.offset is not None:
+        if tensor.offset is not None and self.is_packed(tensor):
             self.packed.drop(tensor.offset)
 
     def is_packed(self, root: Tensor) -> bool:

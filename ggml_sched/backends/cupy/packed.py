@@ -7,7 +7,7 @@ return bytes in ggml's order; only kernels that are made for rearranged weights 
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -59,11 +59,14 @@ class PackedRows:
     """The rearranged weights of one buffer, by their offsets."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._weights: dict[int, PackedWeight] = {}
+        self._now: tuple[list[int], dict[int, PackedWeight]] = [], {}
+        """The offsets in order, and {offset: weight}.  Every change replaces both: other threads read them."""
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._now[1])
+
+    def _set(self, weights: dict[int, PackedWeight]) -> None:
+        self._now = sorted(weights), weights
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor if its type and rows can be rearranged.  It has no data yet: writes will rearrange the data.
@@ -74,36 +77,34 @@ class PackedRows:
             self.drop(weight.start)
         if tensor.is_contiguous and packs(tensor.type, tensor.ne[0]):
             start = tensor.offset
-            self._weights[start] = PackedWeight(start, start + tensor.nbytes, tensor.type, tensor.ne)
-            insort(self._starts, start)
+            self._set({**self._now[1], start: PackedWeight(start, start + tensor.nbytes, tensor.type, tensor.ne)})
 
     def find(self, root: Tensor) -> PackedWeight | None:
         """The rearranged weight that is `root`, which is no view; None if it is not rearranged."""
-        weight = self._weights.get(root.offset) if self._weights else None
+        weight = self._now[1].get(root.offset)
         return weight if weight is not None and (weight.kind, weight.ne) == (root.type, root.ne) else None
 
     def drop(self, start: int) -> None:
         """Remove the weight at `start`, because its tensor is freed."""
-        if self._weights.pop(start, None) is not None:
-            self._starts.remove(start)
+        if start in self._now[1]:
+            self._set({other: weight for other, weight in self._now[1].items() if other != start})
 
     def straightened(self, weight: PackedWeight, stop: int) -> None:
         """Note that a weight is in ggml's order again up to byte `stop`; idempotent."""
-        left = {start: one for start, one in self._weights.items() if one.stop != weight.stop}
+        left = {start: one for start, one in self._now[1].items() if one.stop != weight.stop}
         if stop < weight.stop:
             left[stop] = weight._replace(start=stop)
-        self._starts, self._weights = sorted(left), left
+        self._set(left)
 
     def under(self, tensor: Tensor) -> list[PackedWeight]:
         """The rearranged weights that share bytes with a tensor."""
-        if not self._weights or not tensor.nbytes:
+        if not len(self) or not tensor.nbytes:
             return []
         return [weight for _, _, weight in self.pieces(tensor.offset, tensor.nbytes) if weight is not None]
 
     def pieces(self, start: int, size: int) -> Iterator[Piece]:
-        """Cut a range of bytes where rearranged weights begin and end.  Another thread may straighten weights
-        meanwhile, which replaces both collections."""
-        starts, weights = self._starts, self._weights
+        """Cut a range of bytes where rearranged weights begin and end, as they are now."""
+        starts, weights = self._now
         stop = start + size
         while start < stop:
             i = bisect_right(starts, start) - 1
