@@ -316,7 +316,7 @@ def test_questions_put_aside_for_a_lost_worker_are_forgotten(ctx):
 
 
 def test_questions_put_aside_for_a_worker_that_gets_no_commands_are_bounded():
-    """The latest are asked; a scheduler may announce graphs for ever, of which a worker gets no part."""
+    """A session keeps the latest: a scheduler may announce any number of graphs of which a worker computes no part."""
     with simulated(2) as cluster:
         session, took = cluster.session, []
         for k in range(2 * MAX_ASIDE):

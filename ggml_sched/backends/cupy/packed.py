@@ -86,8 +86,7 @@ class PackedRows:
 
     def drop(self, start: int) -> None:
         """Remove the weight at `start`, because its tensor is freed."""
-        if start in self._now[1]:
-            self._set({other: weight for other, weight in self._now[1].items() if other != start})
+        self._set({other: weight for other, weight in self._now[1].items() if other != start})
 
     def straightened(self, weight: PackedWeight, stop: int) -> None:
         """Note that a weight is in ggml's order again up to byte `stop`; idempotent."""
