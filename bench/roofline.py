@@ -7,7 +7,11 @@ a C compiler): bytes that as many threads read from memory, and f32 products and
 and its rows of the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).
 
 Where time goes is measured by `CpuBackend.node_times` in turns of their own, because that takes time, too.  With the
-extra `peer`, llama.cpp computes the same in turns.
+extra `peer`, llama.cpp computes the same in turns; so do other builds of it, and its forks, with
+
+    --program "NAME=/path/to/llama-bench OPTIONS"       repeated: another engine, or other OPTIONS of the same NAME
+
+of whose options the best counts.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,6 +35,7 @@ from time import perf_counter
 import numpy as np
 import speed
 import speed_files
+from llama_bench import Program
 from report import processor
 
 import ggml_sched as gs
@@ -47,6 +53,8 @@ DECODED = 16
 PROMPT = 512
 CONTEXT = 4096
 SEQUENCES = (1, 2, 4, 8, 16)
+PEER = "llama.cpp"
+"""The engine of speed.py that llama-cpp-python is."""
 PARTS = ("products", "attention", "small nodes", "waiting", "host")
 
 
@@ -91,17 +99,18 @@ class Row:
     operations: float
     seconds: list[float] = field(default_factory=list)
     """Of a batch, in each turn."""
-    peer: list[float] = field(default_factory=list)
+    others: dict[str, list[float]] = field(default_factory=dict)
+    """The same of other engines, with the best of their settings in each turn."""
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of a batch in each of PARTS."""
 
     def limit(self, limits: Limits) -> float:
         return max(self.nbytes / limits.bandwidth, self.operations / limits.operations)
 
-    @property
-    def ratio(self) -> str:
-        """llama.cpp's time by ours, turn by turn."""
-        return f"{median(a / b for a, b in zip(self.peer, self.seconds, strict=True)):.2f}" if self.peer else "-"
+    def ratio(self, name: str) -> str:
+        """The time of another engine by ours, turn by turn."""
+        taken = self.others.get(name)
+        return f"{median(a / b for a, b in zip(taken, self.seconds, strict=True)):.2f}" if taken else "-"
 
 
 def read_from_memory(graph: gs.Graph, fill: float) -> float:
@@ -165,13 +174,19 @@ def timed(batch, n: int) -> float:
 class Bench:
     """One model file on a number of threads."""
 
-    def __init__(self, path: Path, limits: Limits, rounds: int, has_peer: bool) -> None:
+    def __init__(self, path: Path, limits: Limits, rounds: int, has_peer: bool, programs: Sequence[Program]) -> None:
         self.path, self.limits, self.rounds, self.has_peer = path, limits, rounds, has_peer
+        self.programs = programs
 
     def _peer(self, stack: ExitStack) -> speed.Worker | None:
         if not self.has_peer:
             return None
-        return stack.enter_context(speed.Worker("llama.cpp", self.path, self.limits.threads, CONTEXT))
+        return stack.enter_context(speed.Worker(PEER, self.path, self.limits.threads, CONTEXT))
+
+    def _time_programs(self, row: Row, seconds: Callable[[Program], float]) -> None:
+        """Add a turn of each engine among the programs to the row."""
+        for name, programs in groupby(self.programs, lambda program: program.name):
+            row.others.setdefault(name, []).append(min(map(seconds, programs)))
 
     def _model(self, stack: ExitStack, n_seq: int = 1) -> tuple[gs.CpuBackend, llama.Model]:
         backend = stack.enter_context(gs.CpuBackend(self.limits.threads))
@@ -197,7 +212,8 @@ class Bench:
                 row.seconds.append(timed(token, DECODED))
                 again()
                 if peer:
-                    row.peer.append(peer.ask("decode", DECODED, depth)["decode"] / DECODED)
+                    row.others.setdefault(PEER, []).append(peer.ask("decode", DECODED, depth)["decode"] / DECODED)
+                self._time_programs(row, lambda each: each.decode(self.path, self.limits.threads, DECODED, depth))
             row.parts = split(backend, token, DECODED)
             return row
 
@@ -215,7 +231,8 @@ class Bench:
                 self.limits.measure()
                 row.seconds.append(timed(prompt, 1))
                 if peer:
-                    row.peer.append(peer.ask("prefill", PROMPT)["prefill"])
+                    row.others.setdefault(PEER, []).append(peer.ask("prefill", PROMPT)["prefill"])
+                self._time_programs(row, lambda each: each.prompt(self.path, self.limits.threads, PROMPT))
             row.parts = split(backend, prompt, 2)
             return row
 
@@ -244,13 +261,13 @@ def cells(row: Row) -> list[str]:
     return [f"{100 * row.parts[part] / total:.0f}" for part in PARTS]
 
 
-def rows_of(found: dict[tuple, Row], limits: dict[int, Limits], unit: str) -> list[list[str]]:
+def rows_of(found: dict[tuple, Row], limits: dict[int, Limits], unit: str, others: Sequence[str]) -> list[list[str]]:
     rows = []
     for (title, threads, what), row in found.items():
         limit, taken = row.limit(limits[threads]), median(row.seconds)
         amount = f"{row.nbytes / 1e6:.0f}" if unit == "MB" else f"{row.operations / 1e9:.0f}"
         rows.append([title, str(threads), str(what), amount, f"{1e3 * taken:.2f}", f"{1e3 * limit:.2f}",
-                     f"{limit / taken:.2f}", row.ratio, *cells(row)])
+                     f"{limit / taken:.2f}", *map(row.ratio, others), *cells(row)])
     return rows
 
 
@@ -262,7 +279,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "ggml-sched-speed")
     parser.add_argument("--no-peer", action="store_true", help="do not compare with llama.cpp")
+    parser.add_argument("--program", action="append", type=Program.parsed, default=[], metavar="NAME=COMMAND",
+                        help="another engine's llama-bench with its options; repeated")
     args = parser.parse_args()
+    programs = sorted(args.program, key=lambda program: program.name)
     has_peer = not args.no_peer and find_spec("llama_cpp") is not None
     files = {f"162M {name}": speed_files.make(args.files, name) for name in args.formats} | speed_files.real()
     decode: dict[tuple, Row] = {}
@@ -272,7 +292,7 @@ def main() -> None:
         limits = {threads: Limits(library, threads) for threads in args.threads}
         for title, path in files.items():
             for threads in args.threads:
-                bench = Bench(path, limits[threads], args.rounds, has_peer)
+                bench = Bench(path, limits[threads], args.rounds, has_peer, programs)
                 for depth in args.depths:
                     print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
                     decode[title, threads, depth] = bench.decode(depth)
@@ -282,16 +302,17 @@ def main() -> None:
     print(page(decode, prompts, batches, limits, args.rounds))
 
 
-def page(decode: dict, prompts: dict, batches: dict, limits: dict[int, Limits], rounds: int) -> str:
+def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tuple, Row], limits: dict[int, Limits],
+         rounds: int) -> str:
     measured = markdown(["threads", "read, GB/s", "f32 products and sums, Gop/s"],
                         [[str(n), f"{each.bandwidth / 1e9:.1f}", f"{each.operations / 1e9:.0f}"]
                          for n, each in limits.items()])
-    head = ["model", "threads", "{}", "{}", "ms", "limit, ms", "share", "llama.cpp / ours",
-            *(f"{part}, %" for part in PARTS)]
 
-    def table(found: dict, what: str, amount: str, unit: str) -> str:
-        return markdown([each.format(name) for each, name in zip(
-            head, ["", "", what, amount, *[""] * (len(head) - 4)], strict=True)], rows_of(found, limits, unit))
+    def table(found: dict[tuple, Row], what: str, amount: str, unit: str) -> str:
+        others = list(dict.fromkeys(name for row in found.values() for name in row.others))
+        head = ["model", "threads", what, amount, "ms", "limit, ms", "share", *(f"{name} / ours" for name in others),
+                *(f"{part}, %" for part in PARTS)]
+        return markdown(head, rows_of(found, limits, unit, others))
 
     return f"""# The limits of the CPU
 

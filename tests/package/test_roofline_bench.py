@@ -1,7 +1,11 @@
 """Parts of bench/roofline.py: what a token reads from memory, and where its time goes."""
 
+import stat
+import sys
+
 import pytest
 import roofline
+from llama_bench import Program
 
 import ggml_sched as gs
 from ggml_sched import llama
@@ -51,3 +55,62 @@ def test_the_limits_of_this_machine_can_be_measured(monkeypatch):
         limits = roofline.Limits(library, 2)
         limits.measure()
         assert limits.bandwidth > 0 and limits.operations > 0
+
+
+FAKE = """#!{python}
+import json, sys
+after = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if "--help" in sys.argv:
+    print("{help}")
+elif after["-t"] == "9":
+    sys.exit("no such model")
+else:
+    tokens = after["-gp"].split(",")[1] if "-gp" in after else after["-n"] if "-d" in after else after["-p"]
+    print(json.dumps([{{"samples_ns": [int(tokens) * {ns}], "arguments": sys.argv[1:]}}]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    def made(name, ns, options="", help_text="-gp"):
+        path = tmp_path / f"{name}-{ns}"
+        path.write_text(FAKE.format(python=sys.executable, help=help_text, ns=ns))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return Program.parsed(f"{name}={path} {options}")
+
+    return made
+
+
+@pytest.mark.parametrize("help_text", ["-gp <pp,tg>", "-d, --n-depth <n>"])
+def test_a_program_measures_tokens_after_others_and_prompts(program, help_text, tmp_path):
+    found = program("other", 1000, "-rtr 1", help_text)
+    assert found.decode(tmp_path, 2, 16, 32) == 1e-6 and found.prompt(tmp_path, 2, 512) == 512e-6
+    assert found.command[1:] == ("-rtr", "1")
+
+
+def test_a_program_that_fails_ends_the_benchmark_with_its_message(program, tmp_path):
+    with pytest.raises(SystemExit, match="no such model"):
+        program("other", 1000).prompt(tmp_path, 9, 512)
+
+
+@pytest.mark.parametrize("text", ["name", "=command", "name=", "name= "])
+def test_a_program_is_a_name_and_a_command(text):
+    with pytest.raises(ValueError, match="NAME=COMMAND"):
+        Program.parsed(text)
+
+
+def test_the_best_settings_of_an_engine_count_in_each_turn(program):
+    bench = roofline.Bench("file", type("Limits", (), {"threads": 1}), 1, False,
+                           [program("a", 3000), program("a", 1000), program("b", 2000)])
+    row = roofline.Row(1, 1, seconds=[0.0005])
+    bench._time_programs(row, lambda each: each.prompt("file", 1, 1000))
+    assert row.others == {"a": [0.001], "b": [0.002]}
+    assert row.ratio("a") == "2.00" and row.ratio("llama.cpp") == "-"
+
+
+def test_the_page_has_a_column_for_each_engine():
+    limits = {1: type("Limits", (), {"bandwidth": 10.0, "operations": 100.0})}
+    parts = dict.fromkeys(roofline.PARTS, 1.0)
+    row = roofline.Row(50, 100, [8.0], {"llama.cpp": [16.0], "other": [12.0]}, parts)
+    text = roofline.page({("m", 1, 32): row}, {}, {("m", 1, 2): roofline.Row(50, 100, [8.0], {}, parts)}, limits, 1)
+    assert "| llama.cpp / ours | other / ours |" in text and "| 2.00 | 1.50 |" in text
