@@ -53,6 +53,8 @@ DECODED = 16
 PROMPT = 512
 CONTEXT = 4096
 SEQUENCES = (1, 2, 4, 8, 16)
+AFTER = 32
+"""Tokens of each sequence before those that are timed."""
 PEER = "llama.cpp"
 """The engine of speed.py that llama-cpp-python is."""
 PARTS = ("products", "attention", "small nodes", "waiting", "host")
@@ -237,20 +239,26 @@ class Bench:
             return row
 
     def sequences(self, n: int) -> Row:
-        """Tokens of n sequences in one batch, each after 32 of its own."""
+        """Tokens of n sequences in one batch, each after AFTER of its own."""
         with ExitStack() as stack:
             backend, model = self._model(stack, n)
-            for i in range(n):
-                model.eval_batch([(i, tokens(32))])
-            row = needs(model, n, 33 * n, n)
+            row = needs(model, n, n * (AFTER + DECODED // 2), n)
 
             def token() -> None:
                 model.eval_batch([(i, [7]) for i in range(n)])
 
+            def again() -> None:
+                for i in range(n):
+                    model.sequence(i).truncate(AFTER)
+
+            for i in range(n):
+                model.eval_batch([(i, tokens(AFTER))])
             timed(token, 2)
+            again()
             for _ in range(self.rounds):
                 self.limits.measure()
                 row.seconds.append(timed(token, DECODED))
+                again()
             row.parts = split(backend, token, DECODED)
             return row
 
@@ -334,7 +342,7 @@ have no part of a node while others have), *host* (Python, planning, and what st
 
 ## Several sequences
 
-One token of each sequence in one batch, each after 32 of its own.
+One token of each sequence in one batch, each after {AFTER} of its own.
 
 {table(batches, "sequences", "MB a batch", "MB")}
 

@@ -233,6 +233,51 @@ def test_flash_attention_of_few_and_of_many_rows(size, type):
         assert_attention(type, size, "f16", (), max_bias, softcap, with_sinks)
 
 
+def of_sequences(rng: np.random.Generator, n_kv: int, n_rows: int, *outer: int) -> np.ndarray:
+    """A mask of rows of one sequence each: all see the first cells, each then a run of its own and, of the last cells,
+    every n_rows-th.  Row 1 sees nothing.  The last two cells are not used."""
+    mask = np.full((*outer[::-1], n_rows, n_kv), -INF, np.float32)
+    first, last = n_kv // 4, n_kv // 2
+    for row in range(n_rows):
+        run = first + row * (last - first) // n_rows
+        seen = [*range(first), *range(run, run + (last - first) // n_rows), *range(last + row, n_kv - 2, n_rows)]
+        mask[..., row, seen] = random(rng, len(seen))
+    mask[..., 1, :] = -INF
+    return mask
+
+
+OF_SEQUENCES = [(64, 64, 2, 2, 4, 300), (64, 64, 6, 2, 2, 70), (64, 64, 6, 2, 5, 520), (64, 64, 4, 4, 16, 700),
+                (40, 24, 7, 1, 20, 203), (16, 16, 1, 1, 90, 400), (128, 96, 8, 2, 33, 190)]
+
+
+@pytest.mark.spread("size type", "size kernels", "type kernels")
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("size", OF_SEQUENCES, ids=str)
+def test_rows_of_several_sequences_attend_to_their_own_cells(size, type):
+    """Cells that no row sees, or others alone, may hold inf and NaN."""
+    d, d_v, n_head, n_kv_head, n_rows, n_kv = size
+    rng = np.random.default_rng(size)
+    large, lost = (1e30, 1e30) if type == "f32" else (INF, np.nan)      # ggml multiplies values of f32 by weights of 0
+    for dtype, heads, max_bias in ((np.float16, 1, 0.0), (np.float32, n_head, 0.0), (np.float16, 1, 8.0)):
+        ctx = gs.Context()
+        q, sinks = ctx.tensor("f32", (d, n_rows, n_head)), ctx.tensor("f32", (n_head,))
+        k, v = ctx.tensor(type, (d, n_kv, n_kv_head)), ctx.tensor(type, (d_v, n_kv, n_kv_head))
+        mask = ctx.tensor({np.float16: "f16", np.float32: "f32"}[dtype], (n_kv, n_rows, heads))
+        x, y, z, s = (random(rng, *t.ne) for t in (q, k, v, sinks))
+        m = of_sequences(rng, n_kv, n_rows, heads).astype(dtype)
+        y[..., -2:, :], z[..., -1, :] = lost, large
+        held = [stored(array, type) for array in (y, z)]
+        want = attention(x, *held, m[None] if m.ndim == 3 else m, 0.2, max_bias, sinks=s[0, 0, 0])
+        z[..., n_kv - 3, :] = large
+        (seen,) = np.nonzero(m.reshape(-1, n_rows, n_kv)[0, :, n_kv - 3] > -INF)
+        out = ctx.flash_attn_ext(q, k, v, mask, 0.2, max_bias, sinks=sinks)
+        got = compute(ctx, out, {q: x, k: y, v: z, mask: m, sinks: s[0, 0, 0]}).reshape(n_rows, n_head, d_v)
+        others = np.setdiff1d(np.arange(n_rows), seen)
+        assert len(others) >= n_rows - 1
+        assert_close(got[others], want.reshape(n_rows, n_head, d_v)[others])
+        assert (np.abs(got[seen]) > 1e20).all()
+
+
 def test_flash_attention_over_a_permuted_cache(ctx):
     d, n_head, n_kv_head, n_kv, n_rows = 8, 4, 2, 6, 3
     q, cache = ctx.tensor("f32", (d, n_head, n_rows)), ctx.tensor("f16", (d * n_kv_head, 10))

@@ -140,10 +140,7 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to) 
     int64_t m = f.n_rows * f.group, heads = f.k->layout.ne[2] * f.k->layout.ne[3], work = f.d + f.dv;
     if (m >= FEW) {
         int64_t blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        int64_t again = 2 * (2 + padded(f.dv)) + lines_floats(&f, 1);
-        int64_t before_keys = BLOCK_ROWS * (padded(f.d) + BLOCK_KEYS);
         need(&to->scratch, row_bytes_padded(block_floats(&f)));
-        need(&to->scratch, row_bytes_padded(before_keys + again));
         gs_call call = call_over(node, position, run_blocks, heads * blocks, BLOCK_ROWS * work * (f.n_kv + 1) / 4,
                                  FLASH_WORK);
         call.arg[2] = blocks;

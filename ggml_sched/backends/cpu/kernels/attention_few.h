@@ -1,11 +1,24 @@
 /* attention_few.h -- attention of few query rows of a key head, as in decoding: key by key.
  *
  * Included by attention.h.  Each key is multiplied with each row.  Different threads take different chunks of CHUNK
- * keys, and the results of the chunks are merged in order.
+ * keys, and the results of the chunks are merged in order.  Where rows attend to different keys, as those of several
+ * sequences do, the rows of one mask are computed alone, and four keys that it masks are skipped.
  */
 #define TOGETHER 3              /* the most query rows that share the conversion of a key: registers hold their sums */
 #define AHEAD (24 * 64)         /* about how many bytes of keys, or of values, are prefetched before their use */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
+
+/* How many of the groups of four keys, of n keys, have a key that is not masked. */
+static int64_t used_fours(const float *bias, int64_t n) {
+    int64_t used = 0, key = 0;
+    for (; key + 4 <= n; key += 4)
+        used += !((bias[key] == -INFINITY) & (bias[key + 1] == -INFINITY) & (bias[key + 2] == -INFINITY)
+                  & (bias[key + 3] == -INFINITY));
+    int rest = 0;
+    for (; key < n; key++)
+        rest |= bias[key] != -INFINITY;
+    return used + rest;
+}
 
 INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     vf s = vset(0), t = s;
@@ -118,14 +131,36 @@ INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t 
     }
 }
 
+static int are_zero(const float *x, int64_t n) {
+    int zero = 1;
+    for (int64_t i = 0; i < n; i++)
+        zero &= x[i] == 0;
+    return zero;
+}
+
+/* How many of n keys come before VALUES of them whose weights are all 0 (`zero`), or are not (!`zero`), for one row. */
+static int64_t keys_until(int zero, const float *weights, int64_t n) {
+    int64_t key = 0;
+    while (key < n && are_zero(weights + key, n - key < VALUES ? n - key : VALUES) != zero)
+        key += VALUES;
+    return key < n ? key : n;
+}
+
 /* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
  * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
- * columns. */
+ * columns.  Of one row it skips VALUES keys whose weights are 0. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
                             const char *v, int64_t n) {
     int64_t stride = f->v->layout.nb[1], ahead = ahead_of(f->dv, stride, f->n_kv);
-    int64_t block = m == 1 && f->dv <= 8 * V ? n : VALUES;
-    for (int64_t key = 0; key < n; key += block)
+    for (int64_t key = 0, block; key < n; key += block) {
+        block = VALUES;
+        if (m == 1) {
+            key += keys_until(0, weights + key, n - key);
+            if (key == n)
+                break;
+            if (f->dv <= 8 * V)
+                block = keys_until(1, weights + key, n - key);
+        }
         for (int64_t r = 0, now; r < m; r += now) {
             now = together(m - r);
             for (int64_t column = 0, wide; column + 4 * V <= f->dv; column += wide * V) {
@@ -142,6 +177,7 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
                 }
             }
         }
+    }
     return f->dv / (4 * V) * (4 * V);
 }
 
@@ -164,17 +200,28 @@ static int64_t lines_floats(const flash *f, int64_t m) {
     return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
 }
 
-/* Attention of query rows m0 .. m0 + m - 1 of a key head to keys first .. first + n - 1.  For query row m0 + i it
- * writes the sum of weighted values to acc + i * stride (dv floats), the largest score to top[i * stride] and the sum
- * of the weights, exp(score - largest), to total[i * stride]. */
+/* Whether query rows m0 .. m0 + m - 1 have one mask. */
+static int share_mask(const flash *f, int64_t m0, int64_t m) {
+    return m == 1 || (m0 / f->group == (m0 + m - 1) / f->group && f->mask != NULL && f->mask->layout.ne[2] == 1);
+}
+
+/* Attention of query rows m0 .. m0 + m - 1 of a key head, which are in s.q and scaled, to keys first .. first + n - 1.
+ * For query row m0 + i it writes the sum of weighted values to acc + i * stride (dv floats), the largest score to
+ * top[i * stride] and the sum of the weights, exp(score - largest), to total[i * stride].  Where all keys are masked,
+ * by one mask, it writes no sum of values: the largest score is -inf. */
 static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
                          int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
     int64_t width = padded(f->d);
     const float *bias = NULL;
-    for (int64_t i = 0; i < m; i++)
-        scaled_query(f, line_of(f, head_kv, batch, m0 + i), s.q + i * width);
-    if (m == 1 || (f->n_rows == 1 && f->mask != NULL && f->mask->layout.ne[2] == 1))
-        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);    /* one mask for all m rows */
+    if (share_mask(f, m0, m))
+        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
+    if (bias != NULL && used_fours(bias, n) == 0) {
+        for (int64_t i = 0; i < m; i++) {
+            top[i * stride] = -INFINITY;
+            total[i * stride] = 0;
+        }
+        return;
+    }
     int64_t key = 0;
     if (is_half(f->k) && f->d % V == 0) {
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
@@ -269,6 +316,17 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
         shift_and_divide(out, out, f->dv, 0, total);
 }
 
+/* Whether the rows of a node with a mask use at most half of all keys first .. first + n - 1, counted in fours: such
+ * rows are computed one by one. */
+static int uses_few_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n, float *tile) {
+    if (f->n_rows == 1 || f->mask == NULL)
+        return 0;
+    int64_t used = 0;
+    for (int64_t row = 0; row < f->n_rows; row++)
+        used += used_fours(bias_of(f, line_of(f, head_kv, batch, row * f->group), first, n, tile), n);
+    return 2 * used <= f->n_rows * ((n + 3) / 4);
+}
+
 /* Runs attend_lines; a unit of work is one chunk of keys of one key head.  The key heads of a chunk, which are
  * neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
  * one query row for one chunk. */
@@ -280,8 +338,12 @@ static void run_chunks(const gs_call *call, int32_t part, char *shared, char *sc
         int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
         /* `shared` is [key head][query row of that head][chunk], each of `size` floats. */
         float *to = (float *)shared + ((batch * n_head_kv + head_kv) * m * chunks + chunk) * size;
-        attend_lines(&f, head_kv, batch, 0, m, first, n, lines_memory_at(&f, (float *)scratch, m), to + 2,
-                     chunks * size, to, to + 1);
+        lines_memory s = lines_memory_at(&f, (float *)scratch, m);
+        int64_t now = uses_few_keys(&f, head_kv, batch, first, n, s.tile) ? f.group : m, width = padded(f.d);
+        for (int64_t i = 0; i < m; i++)
+            scaled_query(&f, line_of(&f, head_kv, batch, i), s.q + i * width);
+        for (int64_t i = 0; i < m; i += now, s.q += now * width, to += now * chunks * size)
+            attend_lines(&f, head_kv, batch, i, now, first, n, s, to + 2, chunks * size, to, to + 1);
     }
 }
 

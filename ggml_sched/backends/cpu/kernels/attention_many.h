@@ -1,7 +1,8 @@
 /* attention_many.h -- attention of many query rows of a key head, as of a prompt: in blocks.
  *
  * Included by attention.h.  A block has BLOCK_ROWS rows and BLOCK_KEYS keys, and is computed as products of small
- * matrices.  Rows in which a masked cell holds an inf or NaN are computed again by functions of attention_few.h.
+ * matrices.  A block that is nearly all masked, as where each row belongs to another sequence, is computed by functions
+ * of attention_few.h.  So are, again, rows in which a masked cell holds an inf or NaN.
  */
 #define BLOCK_ROWS 64
 #define BLOCK_KEYS 64
@@ -156,6 +157,45 @@ static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t 
     }
 }
 
+/* Adds a sum over some keys, [top, total, acc[dv]] as attend_lines writes it, to that over others: their weights become
+ * relative to the larger of both top scores. */
+static void add_sum(const flash *f, const float *sum, float *top, float *total, float *out) {
+    if (sum[0] == -INFINITY)
+        return;
+    float larger = sum[0] > *top || sum[0] != sum[0] ? sum[0] : *top;
+    float before = *top == -INFINITY ? 0 : exp_of_one(*top - larger), now = exp_of_one(sum[0] - larger);
+    for (int64_t i = 0; i < f->dv; i++)
+        out[i] = (before == 0 ? 0 : out[i] * before) + sum[2 + i] * now;
+    *total = *total * before + sum[1] * now;
+    *top = larger;
+}
+
+/* Whether a block has so few keys that are not masked that attend_lines is faster.  About this many groups of four keys,
+ * each of one row, take as long as the block: most of a block's time is to convert and transpose its keys. */
+static int block_is_sparse(int64_t m, const block_memory *s) {
+    int64_t used = 0, most = 128 + 2 * m;
+    for (int64_t i = 0; i < m && used <= most; i++)
+        used += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
+    return used <= most;
+}
+
+/* Adds a block to the sums of its rows by attend_lines: up to TOGETHER rows that have one mask at a time.  It works in
+ * the memory of the block's keys and values, which is larger for all sizes. */
+static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
+                          int64_t n, block_memory *s) {
+    int64_t size = 2 + padded(f->dv);
+    float *memory = s->keys;
+    lines_memory lines = lines_memory_at(f, memory + TOGETHER * size, TOGETHER);
+    for (int64_t i = 0, now; i < m; i += now) {
+        for (now = 1; now < TOGETHER && i + now < m && share_mask(f, m0 + i, now + 1); now++)
+            ;
+        lines.q = s->q + i * padded(f->d);
+        attend_lines(f, head_kv, batch, m0 + i, now, first, n, lines, memory + 2, size, memory, memory + 1);
+        for (int64_t r = 0; r < now; r++)
+            add_sum(f, memory + r * size, &s->top[i + r], &s->total[i + r], s->out + (i + r) * padded(f->dv));
+    }
+}
+
 /* Recomputes a query row whose result is NaN, from unmasked keys and values alone.  The block products also multiply
  * masked values, by weight 0, and 0 times an inf or NaN is NaN. */
 static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
@@ -165,17 +205,11 @@ static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t
     sum[0] = -INFINITY;
     sum[1] = 0;
     memset(sum + 2, 0, (size_t)f->dv * 4);
+    scaled_query(f, line_of(f, head_kv, batch, m), s.q);
     for (int64_t first = 0; first < f->n_kv; first += CHUNK) {
         int64_t n = f->n_kv - first < CHUNK ? f->n_kv - first : CHUNK;
         attend_lines(f, head_kv, batch, m, 1, first, n, s, chunk + 2, size, chunk, chunk + 1);
-        if (chunk[0] == -INFINITY)
-            continue;
-        float top = chunk[0] > sum[0] || chunk[0] != chunk[0] ? chunk[0] : sum[0];
-        float before = sum[0] == -INFINITY ? 0 : exp_of_one(sum[0] - top), now = exp_of_one(chunk[0] - top);
-        for (int64_t i = 0; i < f->dv; i++)
-            sum[2 + i] = (before == 0 ? 0 : sum[2 + i] * before) + chunk[2 + i] * now;
-        sum[1] = sum[1] * before + chunk[1] * now;
-        sum[0] = top;
+        add_sum(f, chunk, sum, sum + 1, sum + 2);
     }
     merge_chunks(f, line_of(f, head_kv, batch, m), sum, 1, size);
 }
@@ -225,6 +259,10 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
             if (!block_bias(&f, head_kv, batch, m0, m, first, n, &s))
                 continue;
+            if (f.mask != NULL && block_is_sparse(m, &s)) {
+                attend_sparse(&f, head_kv, batch, m0, m, first, n, &s);
+                continue;
+            }
             transposed_keys(&f, head_kv, batch, first, n, &s);
             values_of_keys(&f, head_kv, batch, first, n, &s);
             block_product(s.scores, BLOCK_KEYS, s.q, d, s.keys, BLOCK_KEYS, whole, BLOCK_KEYS, f.d, 0);
