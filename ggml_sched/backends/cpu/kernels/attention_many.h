@@ -170,7 +170,7 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
     *top = larger;
 }
 
-/* Whether a block has so few keys that are not masked that attend_lines is faster.  About this many groups of four keys,
+/* Whether a block has so few keys that are not masked that attend_lines is faster.  About `most` groups of four keys,
  * each of one row, take as long as the block: most of a block's time is to convert and transpose its keys. */
 static int block_is_sparse(int64_t m, const block_memory *s) {
     int64_t used = 0, most = 128 + 2 * m;

@@ -247,9 +247,9 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     const gs_layout *a = &of->node->src[0]->layout;
     int64_t bytes, scratch, items, row_bytes;
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
-    of->few = of->kind != NULL ? GS_FEW_Q : GS_FEW_F;
-    of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     of->kernels = kernels_here();
+    of->few = of->kind != NULL ? of->kernels->few_q : GS_FEW_F;
+    of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);

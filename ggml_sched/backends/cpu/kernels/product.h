@@ -60,6 +60,7 @@ typedef struct gs_product gs_product;
 /* The kernels of one instruction set. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
+    int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_FEW_Q */
     int32_t strips;             /* whether `few` takes strips where weights are quantised        */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
