@@ -9,7 +9,7 @@ from math import prod
 import cupy_kernels
 import numpy as np
 import pytest
-from op_results import FLOATS, QUANTISED, random, width
+from op_results import FLOATS, QUANTISED, random, raw, width
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import ops
@@ -230,6 +230,18 @@ def test_an_id_of_no_expert_sets_the_error_word_and_writes_nothing(ctx, n_tokens
         got = out.numpy().reshape(n_tokens, 2, 70)
     poison = np.frombuffer(b"\x11" * 4, np.float32)[0]
     assert (got[1, 0] == poison).all() and not (got[1, 1] == poison).any() and not (got[0] == poison).any()
+
+
+@pytest.mark.parametrize("kind, exact", [("f32", False), ("q4_0", False), ("q4_0", True)])
+@pytest.mark.parametrize("n_tokens", [2, 20, 300])
+def test_without_experts_every_id_is_a_fault(ctx, n_tokens, kind, exact):
+    w, x, ids = ctx.tensor(kind, (64, 70, 0)), ctx.tensor("f32", (64, 1, n_tokens)), ctx.tensor("i32", (2, n_tokens))
+    out = ctx.mul_mat_id(w, x, ids)
+    with cupy_kernels.filled(ctx, {x: random(RNG, *x.ne), ids: np.zeros((n_tokens, 2), np.int32)}, poison=0x11):
+        builder = cupy_kernels.build([out], exact=exact)
+        assert tuple(cupy_kernels.run(builder)) == (1, 2, 0, 0)
+        assert set(raw(out)) == {0x11}
+    assert builder.work_size <= ops.work_size([out], exact, False, True)
 
 
 # -- launches ---------------------------------------------------------------------------------------------

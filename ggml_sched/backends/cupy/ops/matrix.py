@@ -321,8 +321,14 @@ def _grouped(b: Builder, ids: Region, n_experts: int, size: int) -> tuple[Scratc
 
 
 def is_few(node: Tensor) -> bool:
-    """Whether a product has so few columns (MUL_MAT_ID: tokens) that one pass over the weights computes it."""
-    return (node.src[2] if node.op == "MUL_MAT_ID" else node.src[1]).ne[1] <= FEW
+    """Whether a product has so few columns (MUL_MAT_ID: tokens) that one pass over the weights computes it.
+
+    So do the kernels for few columns where there is no expert: they find that every id is a fault, while a grid over
+    experts would be empty.
+    """
+    if node.op == "MUL_MAT_ID":
+        return node.src[2].ne[1] <= FEW or node.src[0].ne[2] == 0
+    return node.src[1].ne[1] <= FEW
 
 
 def work(node: Tensor, exact: bool, by_library: bool, tensor: bool) -> int:
