@@ -1,5 +1,6 @@
 """get_rows and set_rows against NumPy's indexing."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -64,6 +65,25 @@ def test_set_rows(type, type_ids):
         x, y, places, want = rows_to_set(type, n, n_table, n_rows)
         given = places.astype(type_ids.replace("i", "int"))
         assert np.array_equal(compute(ctx, ctx.set_rows(table, rows, ids), {table: x, rows: y, ids: given}), want)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("type", ["f32", "q8_0"])
+def test_every_id_of_a_table_without_rows_is_a_fault(type, planned, kernels):
+    """Otherwise rows would be lost in silence.  No ids, or rows without elements, are no fault."""
+    for n, n_rows, fails in ((32, 3, True), (32, 0, False), (0, 3, False)):
+        ctx = gs.Context()
+        table, rows, ids = ctx.tensor(type, (n, 0)), ctx.tensor("f32", (n, n_rows)), ctx.tensor("i64", (n_rows,))
+        graph = gs.Graph(ctx.set_name(ctx.set_rows(table, rows, ids), "to"))
+        with gs.CpuBackend(1, kernels="numpy" if kernels == "numpy" else "compiled") as backend:
+            backend.alloc_tensors(ctx)
+            ids.set(np.zeros(n_rows, np.int64))
+            expected = pytest.raises(gs.BackendError, match=r"'to' \(SET_ROWS\): id 0 does not name one of 0 rows")
+            with expected if fails else nullcontext():
+                if planned:
+                    backend.graph_plan_compute(backend.graph_plan_create(graph))
+                else:
+                    backend.graph_compute(graph)
 
 
 def test_set_rows_of_batches_in_a_view(ctx):

@@ -146,7 +146,7 @@ int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables
     for (int i = 0; i < node->n_src; i++)
         if (node->src[i] != NULL && !strides_are_whole(node->src[i]))
             return GS_UNSUPPORTED_OP;
-    if (gs_count(node->layout.ne) == 0)
+    if (gs_count(node->layout.ne) == 0 && node->op != GS_OP_SET_ROWS) /* to a table without rows every id is a fault */
         return GS_OK;
     int status = with_copies(node, position, to, &made);
     if (status == GS_OK)

@@ -30,8 +30,8 @@ class Kernel:
         return fits(node)
 
     def run(self, operands: Operands) -> None:
-        """Compute a node, unless its result is empty."""
-        if operands.dst.size:
+        """Compute a node, unless its result is empty.  SET_ROWS to a table without rows has ids, which are faults."""
+        if operands.dst.size or (operands.node.op == "SET_ROWS" and operands.raw(0).size):
             values = self.compute(operands)
             if values is not None:
                 operands.store(values)
