@@ -55,12 +55,14 @@ class Recording:
         self.calls = []
         self._plans: list[tuple[Graph | GraphView, object]] = []
         """Each graph plan with its graph, until the call that freed it is taken."""
+        self._freed: list[object] = []
+        """The graph plans that were freed, without an error, since calls were taken."""
         super().__init__(*args, **options)
 
     def take(self) -> list[Call]:
         """Returns the calls so far, and empties `calls`."""
         calls, self.calls = self.calls, []
-        freed = {id(call.args[0]) for call in calls if call.method == "graph_plan_free"}
+        freed, self._freed = {id(plan) for plan in self._freed}, []
         self._plans = [(graph, plan) for graph, plan in self._plans if id(plan) not in freed]
         return calls
 
@@ -94,6 +96,8 @@ def _recorded(method: str, inherited: Callable[..., Any]) -> Callable[..., Any]:
         result = inherited(self, *args, **options)
         if method == "graph_plan_create" and result is not None:
             self._plans.append((given[0], result))
+        elif method == "graph_plan_free":
+            self._freed.append(given[0])
         return result
 
     call.recorded = True  # type: ignore[attr-defined]

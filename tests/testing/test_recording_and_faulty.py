@@ -86,6 +86,36 @@ def test_graphs_of_plans_that_were_freed_are_kept_until_their_calls_are_taken():
         assert [node.name for node in cpu.computed] == ["kept"]
 
 
+def test_a_plan_whose_release_failed_is_still_known():
+    class Busy(gs.CpuBackend):
+        fails = True
+
+        def graph_plan_free(self, plan):
+            if self.fails:
+                raise gs.BackendError("the plan is in use")
+            super().graph_plan_free(plan)
+
+    class RecordedBusy(Recording, Busy):
+        pass
+
+    with RecordedBusy(1) as cpu:
+        ctx = gs.Context()
+        g = gs.Graph(ctx.set_name(ctx.sqr(ctx.tensor("f32", 4, "x")), "square"))
+        cpu.alloc_tensors(ctx, "any")
+        plan, node = cpu.graph_plan_create(g), weakref.ref(g.nodes[0])
+        with pytest.raises(gs.BackendError, match="in use"):
+            cpu.graph_plan_free(plan)
+        cpu.take()
+        cpu.graph_plan_compute(plan)
+        assert [node.name for node in cpu.computed] == ["square"]
+        cpu.fails = False
+        cpu.graph_plan_free(plan)
+        cpu.take()
+        del ctx, g, plan
+        gc.collect()
+        assert node() is None
+
+
 def test_methods_with_the_default_are_not_recorded():
     """The scheduler does not call all of them."""
     with pytest.raises(ValueError, match="'event_record' is not recorded"):
