@@ -479,7 +479,7 @@ class Backend(BackendBase):
         By default calls `compute_node` for each node that is not a view; an exception of `compute_node` gets a note
         that names the backend and the node.  An asynchronous backend may return before the nodes are computed.
         """
-        if type(self).compute_node is Backend.compute_node:
+        if not overrides(self, "compute_node"):
             raise NotImplementedError(f"backend {self.name!r} does not compute")
         for node in graph.nodes:
             if node.computes:
@@ -575,6 +575,17 @@ def staged(src: Tensor, dst: Tensor) -> bytearray:
 def dense_bytes(t: Tensor) -> int:
     """Bytes of a tensor's elements alone, without the gaps between them."""
     return t.n_elements // t.type.block_size * t.type.type_size
+
+
+def overrides(backend: Backend, *methods: str) -> bool:
+    """Whether the class of a backend overrides one of these methods of `Backend`."""
+    return any(getattr(type(backend), method) is not getattr(Backend, method) for method in methods)
+
+
+def new_graph_plan(backend: Backend, graph: Graph | GraphView) -> Any:
+    """The graph plan of a backend for `graph`; None where its `graph_compute` is to be called instead: it prepares
+    nothing, or has inherited graph plans that do not call what its class overrides to compute."""
+    return backend.graph_plan_create(graph) if backend.has_graph_plans else None
 
 
 def note_nodes(error: BaseException, backend: Backend, nodes: Sequence[Tensor]) -> None:

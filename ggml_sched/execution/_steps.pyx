@@ -30,7 +30,7 @@ from functools import partial
 import numpy as np
 
 from ggml_sched.graph import hostdata
-from ggml_sched.backend import Backend, GraphView, note_copy, note_nodes, staged, wait_for
+from ggml_sched.backend import Backend, GraphView, new_graph_plan, note_copy, note_nodes, staged, wait_for
 from ggml_sched.errors import BackendError, HazardError, PlacementError, each, no_host_memory
 
 
@@ -413,8 +413,7 @@ cdef class BoundRun(BoundStep):
             if not events and self.compute_c():
                 return
             if not self.is_prepared:
-                if self.backend.has_graph_plans:
-                    self.handle = self.backend.graph_plan_create(self.view())
+                self.handle = new_graph_plan(self.backend, self.view())
                 self.is_prepared = True
             for event in events:
                 self.backend.event_wait(event)

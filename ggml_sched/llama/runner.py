@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched.backend import Backend
+from ggml_sched.backend import Backend, overrides
 from ggml_sched.errors import OutOfMemory, each
 from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
@@ -77,7 +77,7 @@ class Runner:
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
         self._token: BatchGraph | None = None   # the graph of one token that was computed last
         # Whether a backend can use that the graphs of the next computes are announced.
-        self._expects = any(type(backend).expect_graph is not Backend.expect_graph for backend in backends)
+        self._expects = any(overrides(backend, "expect_graph") for backend in backends)
         # Whether to wait for a compute of one token: not if all backends are asynchronous, as reading its logits waits.
         self._waits = not all(backend.asynchronous for backend in backends)
 

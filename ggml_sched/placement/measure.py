@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from ggml_sched._graph import Context, Graph, Tensor, bind_resident, new_buffer
 from ggml_sched._host import host_memory
-from ggml_sched.backend import Backend, Buffer, GraphView, tensor_copy
+from ggml_sched.backend import Backend, Buffer, GraphView, new_graph_plan, tensor_copy
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.placement.devices import ATTENTION, DRIVER, PROMPT_ATTENTION, Device, Link
 from ggml_sched.placement.facts import facts
@@ -231,7 +231,7 @@ class _Chains:
             with self.backend.alloc_tensors(ctx, usage="any") as memory:
                 memory.clear(_FILL)
                 view = GraphView(chain)
-                plan = self.backend.graph_plan_create(view) if self.backend.has_graph_plans else None
+                plan = new_graph_plan(self.backend, view)
 
                 def compute() -> None:
                     if plan is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ggml_sched._graph import Context, Graph, Tensor, new_buffer, op_names
 from ggml_sched._host import host_memory
-from ggml_sched.backend import Backend, Buffer, GraphView, note_nodes, tensor_copy
+from ggml_sched.backend import Backend, Buffer, GraphView, new_graph_plan, note_nodes, overrides, tensor_copy
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.remote.envelope import DRIVER, FREES, Envelope, Segment, error_values
 from ggml_sched.remote.files import Files
@@ -349,7 +349,7 @@ class Worker:
             self._check_room(k, work, " of work memory")
         view = GraphView(chosen, *_groups(groups, needed, len(chosen)))
         try:
-            plan = backend.graph_plan_create(view) if backend.has_graph_plans else None
+            plan = new_graph_plan(backend, view)
         except Exception as error:
             note_nodes(error, backend, chosen)
             raise
@@ -392,8 +392,8 @@ class Worker:
         return [{"name": b.name, "alignment": b.alignment, "max_buffer_size": b.max_buffer_size,
                  "kv_padding": b.kv_padding, "has_memory": b.has_memory, "bounded": self.available(k) is not None,
                  "host": bool(b.is_host), "machine": machine(),
-                 "sizes": _overrides(b, "alloc_size"), "work": _overrides(b, "work_size"),
-                 "fuses": _overrides(b, "fusion_groups"), "offloads": _overrides(b, "offload_op"),
+                 "sizes": overrides(b, "alloc_size"), "work": overrides(b, "work_size"),
+                 "fuses": overrides(b, "fusion_groups"), "offloads": overrides(b, "offload_op"),
                  "inplace": {op: sources for op in op_names() if (sources := b.inplace_sources(op))}}
                 for k, b in enumerate(self.backends)]
 
@@ -464,10 +464,6 @@ def _called(functions: dict[str, Callable[..., Any]], what: str, name: str, argu
     if function.__code__.co_argcount != len(first) + len(arguments):
         raise MessageError(f"{what} {name!r} with {len(arguments)} arguments")
     return function(*first, *arguments)
-
-
-def _overrides(backend: Backend, method: str) -> bool:
-    return getattr(type(backend), method) is not getattr(Backend, method)
 
 
 def _groups(groups: Any, needed: Any, n: int) -> tuple[list[tuple[int, ...]], frozenset[int] | None]:

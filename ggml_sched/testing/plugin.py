@@ -22,7 +22,8 @@ from typing import Any, cast
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import declares, supported
+from ggml_sched.backend import overrides
+from ggml_sched.testing.contract.base import supported
 from ggml_sched.testing.contract.cases import CASES
 
 OPTION = "ggml_sched_backend"
@@ -132,7 +133,7 @@ class Factory:
                      if getattr(backend, flag)]
             flags += [method for method in ("event_record", "graph_plan_create", "cpy_tensor_from", "cpy_tensor_to",
                                             "cpy_tensor_async", "fusion_groups", "offload_op", "work_size")
-                      if declares(backend, method)]
+                      if overrides(backend, method)]
             flags += ["a second one"] if "name" in self._parameters else []
             flags += ["a bound on memory"] if "memory" in self._parameters else []
             n_cases = sum(supported(backend, case.made()[1]) for case in CASES)

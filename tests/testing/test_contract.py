@@ -413,6 +413,21 @@ def test_a_backend_of_one_op_passes(run_suite):
     assert " passed" in printed and "failed" not in printed
 
 
+def test_inherited_graph_plans_that_a_scheduler_does_not_use_are_not_tested(run_suite):
+    module = """
+import ggml_sched as gs
+
+class Own(gs.CpuBackend):
+    def __init__(self, name="own", memory=None):
+        super().__init__(1, name, memory)
+
+    def graph_compute(self, graph):
+        super().graph_compute(graph)
+"""
+    printed = run_suite(module, "Own", "-rs", "-k", "a_graph_plan_computes")
+    assert "makes no graph plans" in printed and "1 skipped" in printed
+
+
 def test_what_is_wrong_with_a_backend_fails_its_test(tmp_path):
     """All in one run, as one process takes a second to start."""
     classes, tests = "", ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_graph_plan, computed, label, staged_leafs
-from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes
+from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes, overrides
 from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory, work_of
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
@@ -236,7 +236,7 @@ class CpuBackend(HostBackend):
         return 0 if found is None else found.inplace
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
-        if type(self).compute_node is not Backend.compute_node:
+        if overrides(self, "compute_node"):
             Backend.graph_compute(self, graph)
             return
         self._require_open()

@@ -17,7 +17,7 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import Graph, Tensor, Type, label, no_address
-from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes, same_layout
+from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes, overrides, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
 from ggml_sched.backends.cupy.device import Blas, Device, DeviceError, DeviceOutOfMemory, Function, Memory
@@ -243,7 +243,7 @@ class CupyBackend(DeviceQueue):
         self.device.load(sorted(kernel for kernel in kernels if kernel not in self._functions), overlap=self.overlap)
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
-        if type(self).compute_node is not Backend.compute_node:
+        if overrides(self, "compute_node"):
             Backend.graph_compute(self, graph)
             return
         plan = self.graph_plan_create(graph)

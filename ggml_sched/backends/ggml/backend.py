@@ -17,7 +17,7 @@ from functools import partial
 from typing import cast
 
 from ggml_sched._graph import Graph, Tensor, op_numbers
-from ggml_sched.backend import Backend, Buffer, GraphView, as_nodes, checked_bytes
+from ggml_sched.backend import Backend, Buffer, GraphView, as_nodes, checked_bytes, overrides
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
@@ -147,7 +147,7 @@ class GgmlBackend(GgmlBase, HostBackend):
         return 0 if number is None else tolerated_sources(number)
 
     def graph_compute(self, graph: Graph | GraphView) -> None:
-        if type(self).compute_node is not Backend.compute_node:
+        if overrides(self, "compute_node"):
             Backend.graph_compute(self, graph)
             return
         plan = self.graph_plan_create(graph)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, label
-from ggml_sched.backend import Backend, Buffer, Event, GraphView, as_nodes, checked_bytes
+from ggml_sched.backend import Buffer, Event, GraphView, as_nodes, checked_bytes, overrides
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend, address_of, as_bytes
 from ggml_sched.backends.store.queue import Mark, StoreQueue
 from ggml_sched.backends.store.rows import RowsPlan, fits, rows_size
@@ -261,7 +261,7 @@ class Store(HostBackend):
 
     def event_wait(self, event: Event) -> None:
         other = event.backend
-        if other is not self and type(other).event_synchronize is not Backend.event_synchronize:
+        if other is not self and overrides(other, "event_synchronize"):
             self._queue.put_wait(partial(other.event_synchronize, event))
 
     def event_synchronize(self, event: Event) -> None:

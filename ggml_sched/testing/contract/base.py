@@ -13,7 +13,7 @@ import ggml_sched as gs
 from ggml_sched.testing.compare import distance
 from ggml_sched.testing.contract.cases import CASES, PATTERNS, Case, Leafs
 
-__all__ = ["NBYTES", "Contract", "alloc_on", "as_inputs", "build", "by_the_oracle", "declares", "expected",
+__all__ = ["NBYTES", "Contract", "alloc_on", "as_inputs", "build", "by_the_oracle", "expected",
            "may_be_in_place", "oracle_result", "same", "simple_op", "small", "supported", "values"]
 
 NE = (8, 4)
@@ -106,11 +106,6 @@ def _difference(found: np.ndarray, want: np.ndarray) -> str:
     apart = np.where(found == want, 0, np.where(np.isnan(apart), np.inf, apart))
     worst = np.unravel_index(int(np.argmax(apart)), apart.shape)
     return f"worst at {[int(k) for k in worst]}: {found[worst]}, not {want[worst]}"
-
-
-def declares(backend: gs.Backend, *methods: str) -> bool:
-    """Whether the class of a backend overrides one of these methods of `Backend`."""
-    return any(getattr(type(backend), method) is not getattr(gs.Backend, method) for method in methods)
 
 
 def values(seed: int) -> np.ndarray:

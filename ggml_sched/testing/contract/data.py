@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import NBYTES, Contract, declares, same, small, values
+from ggml_sched.backend import overrides
+from ggml_sched.testing.contract.base import NBYTES, Contract, same, small, values
 
 __all__ = ["DataContract"]
 
@@ -175,7 +176,7 @@ class DataContract(Contract):
     def test_queued_copies_are_done_in_order(self, device: gs.Backend) -> None:
         """A set, a copy between parts of tensors (which begin inside their buffers), and another set are queued without
         waits."""
-        if not declares(device, "cpy_tensor_async"):
+        if not overrides(device, "cpy_tensor_async"):
             pytest.skip(f"{device!r} does not declare cpy_tensor_async")
         (ctx, x, _), (other, y, _) = small(), small()
         part, into = ctx.view_2d(x, 4, 3, x.nb[1], 40), other.view_2d(y, 4, 3, y.nb[1], 40)

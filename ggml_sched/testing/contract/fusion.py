@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.testing.contract.base import Contract, alloc_on, as_inputs, by_the_oracle, declares, supported
+from ggml_sched.backend import overrides
+from ggml_sched.testing.contract.base import Contract, alloc_on, as_inputs, by_the_oracle, supported
 from ggml_sched.testing.contract.cases import Leafs
 
 __all__ = ["FusionContract"]
@@ -64,7 +65,7 @@ class FusionContract(Contract):
     def _fused(self, backend: gs.Backend) -> Iterator[tuple[Leafs, gs.Graph, list[tuple[int, ...]]]]:
         """(leafs, graph, the graph's groups) of each pattern in which the backend finds groups; skips the test if there
         is none."""
-        if not declares(backend, "fusion_groups"):
+        if not overrides(backend, "fusion_groups"):
             pytest.skip(f"{backend!r} does not declare fusion_groups")
         n_found = 0
         for name, build in self.patterns.items():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
+from ggml_sched.backend import overrides
 from ggml_sched.testing.contract.base import (
     NBYTES,
     Contract,
     build,
-    declares,
     expected,
     same,
     simple_op,
@@ -30,9 +30,9 @@ class QueuesContract(Contract):
     """Tests of events and queued computes, and of what `asynchronous` and `concurrent_copies` promise."""
 
     def test_an_asynchronous_backend_overrides_the_methods_of_queues(self, backend: gs.Backend) -> None:
-        if not backend.asynchronous and not declares(backend, *EVENT_METHODS):
+        if not backend.asynchronous and not overrides(backend, *EVENT_METHODS):
             pytest.skip(f"{backend!r} declares neither asynchronous nor events of its own")
-        missing = [method for method in ("synchronize", *EVENT_METHODS) if not declares(backend, method)]
+        missing = [method for method in ("synchronize", *EVENT_METHODS) if not overrides(backend, method)]
         assert missing == [], "the defaults are those of a backend that is done when a call returns"
 
     def test_an_event_passes_after_what_was_queued_before_it(self, device: gs.Backend) -> None:
