@@ -9,10 +9,14 @@ import re
 import sys
 import threading
 import weakref
+from collections import defaultdict
+from functools import partial
+from itertools import count
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from interrupting import interrupted
 
 import ggml_sched as gs
 from ggml_sched.backends.cupy import real
@@ -308,6 +312,35 @@ def test_a_context_that_was_destroyed_meanwhile_is_left(cuda, device, monkeypatc
     monkeypatch.setattr(device.driver, "ctxSetCurrent", set_context)
     device.synchronize()
     assert cuda.current.device == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")     # an interrupt of a finalizer
+@pytest.mark.parametrize("what", ["memory", "freeing", "dropping", "a graph", "cuBLAS"])
+def test_an_interrupt_leaves_no_handle_without_an_owner(cuda, device, what):
+    """Wherever it comes: what was made is given back with the last reference, once.  Functions of C stand for CUDA's,
+    as no signal handler runs in these."""
+    cublas = sys.modules["cupy_backends.cuda.libs"].cublas
+    pairs = ((device.runtime, "malloc", "free"), (device.runtime, "streamEndCapture", "graphDestroy"),
+             (device.runtime, "graphInstantiate", "graphExecDestroy"), (cublas, "create", "destroy"))
+    for at in count(1):
+        made, ended = defaultdict(count(256, 256).__next__), []
+        for library, make, end in pairs:
+            setattr(library, make, partial(made.__getitem__, *(("cuBLAS",) if make == "create" else ())))
+            setattr(library, end, ended.append)
+        held, stream = [device.alloc(64)] if what in ("freeing", "dropping") else [], device.stream()
+        stream.begin_capture()
+        device.capturing.clear()
+        call = {"memory": lambda to: to.append(device.alloc(64)), "freeing": lambda to: to[0].free(),
+                "dropping": lambda to: to[0].drop(), "cuBLAS": lambda to: to.append(device.blas()),
+                "a graph": partial(lambda stream, to: to.append(stream.end_capture()), stream)}[what]
+        where = interrupted(partial(call, held), at, "backends/cupy/real")
+        held.clear()
+        device.free_collected()
+        gc.collect()
+        assert sorted(made.values()) == sorted(ended), where
+        if where is None:
+            break
+    assert made
 
 
 def test_copies(cuda, device):

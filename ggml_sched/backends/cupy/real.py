@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from itertools import starmap
 from operator import index
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, cast
@@ -378,10 +379,8 @@ class CupyDevice(Device):
     def free_collected(self) -> None:
         """Free the memory in `collected`, unless a stream is captured."""
         while self.collected and not self.capturing and self.is_here:
-            with suppress(IndexError, DeviceError):     # another thread may have taken the last address
-                ptr = self.collected.pop()
-                with self.entered:
-                    self.runtime.free(ptr)
+            with suppress(IndexError, DeviceError), self.entered:   # another thread may have taken the last address
+                _take(self.collected, self.runtime.free)
 
     def close(self) -> None:
         if self.is_closed:
@@ -415,52 +414,65 @@ def _keep_in_children(device: CupyDevice) -> None:
 class _Owner:
     """Owns a handle of CUDA, which is given back by `drop`, when the device closes, or with the last reference."""
 
-    def _own(self, device: CupyDevice, give_back: Callable[..., object], *args: object) -> None:
-        """`give_back(device, *args)` gives the handle back."""
+    def _own(self, device: CupyDevice, give_back: Callable[[CupyDevice, list[int]], object],
+             make: Callable[..., int], *args: object) -> int:
+        """Make a handle by `make(*args)`; `give_back(device, handles)` gives those in a list back, and empties it.
+
+        A handle is made and put into the list, from which the finalizer takes it, by one call of C, in which no signal
+        handler runs: an interrupt finds no handle without an owner.
+        """
         self._device: CupyDevice = device
-        self._end: weakref.finalize[..., Any] = weakref.finalize(self, give_back, device, *args)
-        self._end.atexit = False
+        self._handles: list[int] = []
+        self._end: Callable[[], object] = partial(give_back, device, self._handles)
+        weakref.finalize(self, self._end).atexit = False
         device.owned.add(self)
+        self._handles.extend(starmap(make, (args,)))
+        return int(self._handles[0])
 
     def drop(self) -> None:
         self._end()
 
 
-def _destroy(device: CupyDevice, function: Callable[[int], object], handle: int) -> None:
+def _take(handles: list[int], function: Callable[[int], object]) -> None:
+    """Take the last handle off a list, and call a function with it: by one call of C, as in `_own`.  IndexError if
+    there is none."""
+    next(map(function, iter(handles.pop, None)))
+
+
+def _destroy(function: Callable[[int], object], device: CupyDevice, handles: list[int]) -> None:
     """Destroy an object of CUDA by `function(handle)`.  Errors are dropped, as finalizers have no caller for them."""
-    if device.is_here:
-        with suppress(DeviceError), device.entered:
-            function(handle)
+    if handles and device.is_here:
+        with suppress(DeviceError, IndexError), device.entered:
+            _take(handles, function)
 
 
 class CupyMemory(_Owner, Memory):
     """Memory of cudaMalloc itself.  Unlike `drop`, `free` raises the errors of giving it back."""
 
     def __init__(self, device: CupyDevice, n: int) -> None:
-        self.ptr: int = int(device.runtime.malloc(max(n, 1)))
+        self.ptr: int = self._own(device, _give_back, device.runtime.malloc, max(n, 1))
         self.size = n
-        self._own(device, _give_back, self.ptr)
         if self.ptr % ALIGNMENT:
             self.drop()
             raise DeviceError(f"{device.name}: memory at {self.ptr:#x}, which is no multiple of {ALIGNMENT}")
 
     def free(self) -> None:
         device = self._device
-        if not self._end.alive or device.is_closed or not device.is_here:
+        if not self._handles or device.is_closed or not device.is_here:
             return
         if threading.get_ident() in device.capturing:
             raise DeviceError("freeing memory while a stream is captured")
-        with device.entered:
-            if self._end.detach() is not None:
-                device.runtime.free(self.ptr)       # cudaFree waits for the device
+        with suppress(IndexError), device.entered:      # another thread may have freed it
+            _take(self._handles, device.runtime.free)   # cudaFree waits for the device
 
 
-def _give_back(device: CupyDevice, ptr: int) -> None:
+def _give_back(device: CupyDevice, handles: list[int]) -> None:
     """Free memory without references, or of a device that closes; errors are dropped.
 
     The garbage collector may call this at any time.  During a capture, which a cudaFree could invalidate, the memory is
     freed only at the end of the capture."""
-    device.collected.append(ptr)
+    with suppress(IndexError):
+        _take(handles, device.collected.append)
     device.free_collected()
 
 
@@ -494,17 +506,25 @@ class CupyCapturedGraph(_Owner, CapturedGraph):
     CuPy's own graph is not used, because it leaks what was captured if no executable graph can be made of it.
     """
 
-    def __init__(self, device: CupyDevice, executable: int) -> None:
-        self.ptr: int = executable
-        self._own(device, _destroy, device.runtime.graphExecDestroy, executable)
+    def __init__(self, device: CupyDevice, graph: int) -> None:
+        runtime = device.runtime
+        self.ptr: int = self._own(device, partial(_destroy, runtime.graphExecDestroy), runtime.graphInstantiate, graph)
 
     def launch(self, stream: Stream) -> None:
-        if not self._end.alive:
+        if not self._handles:
             raise DeviceError("a graph is launched that was freed")
         self._device.call("graphLaunch", self.ptr, cast("CupyStream", stream).ptr)
 
     def free(self) -> None:
         self.drop()
+
+
+class _Recorded(_Owner):
+    """The graph, not executable, that the end of a stream's capture gives."""
+
+    def __init__(self, device: CupyDevice, stream: int | None) -> None:
+        runtime = device.runtime
+        self.ptr: int = self._own(device, partial(_destroy, runtime.graphDestroy), runtime.streamEndCapture, stream)
 
 
 class CupyStream(_Made, Stream):
@@ -576,11 +596,11 @@ class CupyStream(_Made, Stream):
         device = self._device
         try:
             with device.entered:
-                graph = device.runtime.streamEndCapture(self.ptr)
+                graph = _Recorded(device, self.ptr)
                 try:
-                    return CupyCapturedGraph(device, device.runtime.graphInstantiate(graph))
+                    return CupyCapturedGraph(device, graph.ptr)
                 finally:
-                    device.runtime.graphDestroy(graph)
+                    graph.drop()
         finally:
             device.capturing.discard(self._thread)
             device.free_collected()
@@ -635,8 +655,7 @@ class CupyBlas(_Owner, Blas):
         self._factors = np.array([1, 0], np.float32)        # alpha and beta, on the host
         if cublas.CUBLASError not in device.errors:
             device.errors = (*device.errors, cublas.CUBLASError)
-        self._handle: int = cublas.create()
-        self._own(device, _destroy, cublas.destroy, self._handle)
+        self._handle: int = self._own(device, partial(_destroy, cublas.destroy), cublas.create)
 
     def gemm(
         self, stream: Stream, m: int, n: int, k: int, a: int, lda: int, b: int, ldb: int, c: int, ldc: int,
@@ -644,7 +663,7 @@ class CupyBlas(_Owner, Blas):
     ) -> None:
         if stream.is_capturing:
             raise DeviceError("cuBLAS while the stream is captured")
-        if not self._end.alive:
+        if not self._handles:
             raise DeviceError("a product by a handle of cuBLAS that is closed")
         lib, runtime, alpha = self._cublas, self._device.runtime, self._factors.ctypes.data
         half, single, beta = runtime.CUDA_R_16F, runtime.CUDA_R_32F, alpha + 4
