@@ -277,6 +277,26 @@ def test_weights_are_read_while_another_thread_straightens_them(when, monkeypatc
         assert not product.buffer.is_packed(product.w) and product.raw() == expected
 
 
+def test_a_part_of_a_bundle_is_written_while_another_thread_straightens(monkeypatch):
+    """The rest of the bundle was fetched in the order before: it is not put back in that order."""
+    with devices.backend() as cuda:
+        product = Product(cuda, gs.Type.Q4_0)
+        expected = bytearray(product.raw())
+        other = threading.Thread(target=lambda: cuda.graph_compute(gs.Graph(product.copy)))
+
+        def repack_while_straightened(*args):
+            if not other.ident:
+                other.start()
+                other.join(0.5)         # it is not done: it waits until the bytes are queued
+            return repack(*args)
+
+        monkeypatch.setattr(packed, "repack", repack_while_straightened)
+        product.buffer.write(product.w.offset + 3, memoryview(b"\x55" * 7))
+        other.join()
+        expected[3:10] = b"\x55" * 7
+        assert product.raw() == expected and not product.buffer.is_packed(product.w)
+
+
 @pytest.mark.parametrize("kind", PACKED, ids=str)
 def test_weights_move_between_devices_and_orders(kind):
     with devices.pair() as (first, second), gs.CpuBackend(1) as cpu:

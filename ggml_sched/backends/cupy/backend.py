@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import index
 
 import numpy as np
@@ -267,9 +268,35 @@ class CupyBackend(DeviceQueue):
         return plan
 
     @queueing
-    def pack(self, address: int, size: int, kind: Type) -> None:
-        """Queue the rearrangement of `size` bytes of weights, which are whole bundles of blocks and in ggml's order."""
-        launch = packed.packing(address, size, kind)
+    def write_packed(self, buffer: DeviceBuffer, offset: int, data: np.ndarray) -> None:
+        """Queue a copy of bytes, given in ggml's order, into a buffer of rearranged weights.
+
+        The lock is held until all is queued: no other thread converts a weight of which some bundles are fetched.
+        """
+        for start, stop, weight in buffer.packed.pieces(offset, len(data)):
+            piece = data[start - offset : stop - offset]
+            if weight is None:
+                self._uploads.put(buffer.base + start, piece)
+            else:
+                packed.write(weight, start, piece, partial(self._fetch, buffer), partial(self._put, buffer),
+                             partial(self._pack, buffer, weight.kind))
+
+    def _fetch(self, buffer: DeviceBuffer, start: int, size: int) -> np.ndarray:
+        """Wait for bytes of a buffer as they are stored; the lock is held."""
+        out = np.empty(size, np.uint8)
+        self._downloads.get(out, buffer.base + start)
+        self.stream.synchronize()
+        self._downloads.finish(self._downloads.number)
+        return out
+
+    def _put(self, buffer: DeviceBuffer, start: int, data: np.ndarray) -> None:
+        """Queue a copy of bytes as they are to be stored; the lock is held."""
+        self._uploads.put(buffer.base + start, data)
+
+    def _pack(self, buffer: DeviceBuffer, kind: Type, start: int, size: int) -> None:
+        """Queue the rearrangement of `size` bytes of weights, which are whole bundles of blocks and in ggml's order;
+        the lock is held."""
+        launch = packed.packing(buffer.base + start, size, kind)
         function = self.function(launch.kernel)
         function.launch(launch.grid, launch.block, function.pack(launch.bound(0, 0)), launch.shared, self.stream)
 
@@ -281,19 +308,11 @@ class CupyBackend(DeviceQueue):
 
     def straighten(self, buffer: DeviceBuffer, weight: packed.PackedWeight) -> None:
         """Convert a rearranged weight to ggml's order; the lock is held.  Plans are rebuilt before they run again."""
-
-        def get(start: int, size: int) -> np.ndarray:
-            out = np.empty(size, np.uint8)
-            self._downloads.get(out, buffer.base + start)
-            self.stream.synchronize()
-            self._downloads.finish(self._downloads.number)
-            return out
-
         # Counted before the conversion, so that plans are rebuilt even if the conversion is interrupted.
         self._queued += 1
         self.n_straightened += 1
-        packed.straighten(weight, get, lambda start, rows: self._uploads.put(buffer.base + start, rows),
-                          lambda stop: buffer.packed.straightened(weight, stop))
+        packed.straighten(weight, partial(self._fetch, buffer), partial(self._put, buffer),
+                          partial(buffer.packed.straightened, weight))
 
     def graph_plan_free(self, plan: DevicePlan) -> None:
         with self._lock:

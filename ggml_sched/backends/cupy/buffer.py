@@ -7,7 +7,6 @@ Corresponds to ggml's buffer of the CUDA backend.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,12 +52,7 @@ class DeviceBuffer(Buffer):
         if not len(self.packed):
             self.backend.upload(address, given)
             return
-        for start, stop, weight in self.packed.pieces(offset, len(given)):
-            piece = given[start - offset : stop - offset]
-            if weight is None:
-                self._put(start, piece)
-            else:
-                packed.write(weight, start, piece, self._fetch, self._put, partial(self._pack, weight))
+        self.backend.write_packed(self, offset, given)
 
     def read(self, offset: int, out: memoryview) -> None:
         self.read_later(offset, out)
@@ -81,15 +75,6 @@ class DeviceBuffer(Buffer):
                     self.backend.download(piece, self.base + start)
                 else:
                     packed.read(weight, start, piece, self._fetch)
-
-    def _put(self, start: int, data: np.ndarray) -> None:
-        """Queue a copy of bytes to offset `start`, without rearranging them."""
-        self.backend.upload(self.base + start, data)
-
-    def _pack(self, weight: packed.PackedWeight, start: int, size: int) -> None:
-        """Queue the rearrangement of `size` stored bytes of a weight.  They are whole bundles of blocks, and in ggml's
-        order until then."""
-        self.backend.pack(self.base + start, size, weight.kind)
 
     def _fetch(self, start: int, size: int) -> np.ndarray:
         """Wait for, and return, bytes of the device from offset `start` on as they are stored."""
