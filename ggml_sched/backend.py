@@ -67,6 +67,7 @@ the event methods.  A backend that several schedulers use at once has to protect
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -152,6 +153,29 @@ class Buffer(BufferBase):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class BufferSizes:
+    """The bytes of a backend's buffers, each counted from `add` until `drop`, or until it is collected without having
+    been closed."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[weakref.ref[Buffer], int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self._sizes.values())
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, buffer: Buffer) -> None:
+        """Count a new buffer."""
+        self._sizes[weakref.ref(buffer, self._sizes.pop)] = buffer.size
+
+    def drop(self, buffer: Buffer) -> None:
+        """Count a buffer no longer, if it was counted: it is being closed."""
+        self._sizes.pop(weakref.ref(buffer), None)
 
 
 class GraphView:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ggml_sched._graph import Graph, Tensor, label
-from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, GraphView, checked_bytes
+from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, BufferSizes, GraphView, checked_bytes
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.testing.faults import FaultPoints
 
@@ -29,7 +29,7 @@ class DryBuffer(Buffer):
         pass
 
     def free(self) -> None:
-        cast("DryBackend", self.backend).used -= self.size
+        cast("DryBackend", self.backend).buffer_sizes.drop(self)
 
 
 class DryBackend(FaultPoints, Backend):
@@ -55,9 +55,14 @@ class DryBackend(FaultPoints, Backend):
         self.max_buffer_size: int | None = checked_bytes(self.name, "max_buffer_size", max_buffer_size)
         self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.accepts_computes: bool = bool(accepts_computes)
-        self.used: int = 0
+        self.buffer_sizes: BufferSizes = BufferSizes()
         if supports_op is not None:
             vars(self)["supports_op"] = supports_op     # hides the method of the class
+
+    @property
+    def used(self) -> int:
+        """Bytes of the buffers that are open."""
+        return self.buffer_sizes.total
 
     def memory_available(self) -> int | None:
         return None if self.memory is None else self.memory - self.used
@@ -75,7 +80,7 @@ class DryBackend(FaultPoints, Backend):
                 "left",
                 self.name, size, self.memory - self.used)
         buffer = DryBuffer(self, size)
-        self.used += size
+        self.buffer_sizes.add(buffer)
         return buffer
 
     def inplace_sources(self, op: str) -> int:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import mmap
 import tracemalloc
+from functools import partial
 
 import devices
 import numpy as np
@@ -62,6 +63,23 @@ def test_memory_limit():
     first.close()
     assert backend.used == 0
     backend.alloc_buffer(1000).close()
+
+
+@pytest.mark.parametrize("make", [gs.CpuBackend, gs.Store, partial(gs.DryBackend, "dry")], ids=["cpu", "store", "dry"])
+def test_a_buffer_that_is_dropped_without_a_close_counts_no_longer(make):
+    with make(memory=1000) as backend:
+        kept, dropped = backend.alloc_buffer(100), backend.alloc_buffer(600)
+        assert backend.used == 700
+        del dropped
+        gc.collect()
+        assert backend.used == 100 and backend.memory_available() == 900
+        again = backend.alloc_buffer(900)
+        again.me = again                # collected in a cycle
+        del again
+        gc.collect()
+        assert backend.used == 100
+        kept.close()
+        assert backend.used == 0
 
 
 @pytest.mark.parametrize("size", [1 << 60, (1 << 63) - 1])

@@ -1,12 +1,14 @@
 """GgmlBackend: loading, ids that name no row, packed weights, forks, closing; models within their files' logits."""
 
 import ctypes
+import gc
 import importlib.util
 import pickle
 import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import ggml_here
 import numpy as np
@@ -263,6 +265,24 @@ def test_a_device_whose_memory_the_host_does_not_read(device_memory, name, mixed
     assert not backends[0].is_host and backends[0].buffer_from_ptr is None
     assert nmse_of_model(next(path for path in MODELS if path.stem == name), backends) < 1e-3
     assert backends[0].used == 0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_memory_of_a_device_is_freed_once_with_its_buffer_closed_or_not(device_memory, closed):
+    with ggml_here.backend() as backend:
+        device, freed = backend._device, []
+        backend._device = SimpleNamespace(
+            allocate=device.allocate, release=lambda handle: (freed.append(handle), device.release(handle)))
+        buffer = backend.alloc_buffer(64)
+        handle = buffer.handle
+        assert handle and backend.used == 64
+        if closed:
+            buffer.close()
+            assert freed == [handle] and backend.used == 0
+        del buffer
+        gc.collect()
+        assert freed == [handle] and backend.used == 0
+        backend._device = device
 
 
 def test_memory_of_a_device_is_used_inside_its_buffer_while_that_is_open(device_memory):

@@ -1,5 +1,6 @@
 """Creating and closing a CUDA backend: without CuPy, after a fork, in any order, after errors."""
 
+import gc
 import itertools
 import sys
 from contextlib import suppress
@@ -184,6 +185,31 @@ def test_closing_again_after_an_interrupt_of_the_wait_gives_all_back(monkeypatch
         cuda.close()
     cuda.close()
     assert cuda.closed and device.memory()[0] == device.memory()[1]
+
+
+def test_a_buffer_whose_closing_was_interrupted_is_given_back(monkeypatch):
+    device = devices.device()
+    cuda = devices.new(device)
+    buffer = cuda.alloc_buffer(4096)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(cuda.stream), "synchronize", interrupted)
+        buffer.close()
+    assert buffer.closed and cuda.used == 0
+    cuda.close()
+    assert device.memory()[0] == device.memory()[1]
+
+
+def test_a_buffer_that_is_dropped_without_a_close_counts_no_longer():
+    with devices.backend(memory=10_000) as cuda:
+        dropped = cuda.alloc_buffer(6000)
+        assert cuda.used == 6000
+        del dropped
+        gc.collect()
+        assert cuda.used == 0 and cuda.memory_available() == 10_000
 
 
 def test_a_child_process_gets_an_error_and_may_close_everything(cuda):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Backend, Buffer, same_layout
+from ggml_sched.backend import Backend, Buffer, BufferSizes, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.graph.hostdata import array_over
 
@@ -34,10 +34,9 @@ them: then its buffers are not `plain`."""
 class CpuBuffer(Buffer):
     """Bytes that the CPU reads directly; `base` is the real address of the first one."""
 
-    def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
+    def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any") -> None:
         super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
-        self.owned = owned
         self.plain: bool = (memory.flags.writeable and _is_left_as(self, CpuBuffer, ("write", "read", "memory"))
                       and _is_left_as(backend, Backend, MOVES))
 
@@ -75,8 +74,7 @@ class CpuBuffer(Buffer):
 
     def free(self) -> None:
         self._memory, self.plain = None, False
-        if self.owned:
-            cast("HostBackend", self.backend).give_back(self.size)
+        cast("HostBackend", self.backend).buffer_sizes.drop(self)
 
     def _range(self, offset: int, size: int) -> np.ndarray:
         self._check_range(offset, size)
@@ -87,14 +85,22 @@ class HostBackend(Backend):
     """Base class of backends over host memory: allocates and wraps buffers, copies tensors, and refuses to go on after
     `close`.
 
-    `memory`: the most bytes of all its buffers together (None: no bound); `used`: how many of them are allocated now.
+    `memory`: the most bytes of all its buffers together (None: no bound); `used`: how many of them are allocated now;
+    `buffer_sizes`: those of its buffers, without buffers over memory of the caller.
     """
 
     concurrent_copies = True
     memory: int | None = None
-    used: int = 0
     buffer_class: type[CpuBuffer] = CpuBuffer
     _closed = False
+
+    def __init__(self, name: str, alignment: int = 64) -> None:
+        super().__init__(name, alignment)
+        self.buffer_sizes: BufferSizes = BufferSizes()
+
+    @property
+    def used(self) -> int:
+        return self.buffer_sizes.total
 
     def memory_available(self) -> int | None:
         """Bytes that can still be allocated here; None if `memory` sets no bound."""
@@ -113,7 +119,7 @@ class HostBackend(Backend):
         """`size` zero bytes at a multiple of 64, a `buffer_class`."""
         self._check_size(size)
         buffer = self.buffer_class(self, allocate(size, self.name))
-        self.used += size
+        self.buffer_sizes.add(buffer)
         return buffer
 
     def buffer_from_ptr(self, source: Memory, size: int | None = None, usage: str = "any") -> CpuBuffer:
@@ -124,11 +130,7 @@ class HostBackend(Backend):
         or not.
         """
         self._require_open()
-        return self.buffer_class(self, wrap(source, size), usage, owned=False)
-
-    def give_back(self, size: int) -> None:
-        """Called with the size of a buffer of alloc_buffer when the buffer closes."""
-        self.used -= size
+        return self.buffer_class(self, wrap(source, size), usage)
 
     def cpy_tensor_from(self, src: Tensor, dst: Tensor) -> bool:
         return copy_on_host(src, dst)

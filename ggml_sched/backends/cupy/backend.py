@@ -18,7 +18,7 @@ from operator import index
 import numpy as np
 
 from ggml_sched._graph import Graph, Tensor, Type, label, no_address
-from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes, overrides, same_layout
+from ggml_sched.backend import Backend, BufferSizes, GraphView, as_nodes, checked_bytes, overrides, same_layout
 from ggml_sched.backends.cupy import packed
 from ggml_sched.backends.cupy.buffer import DeviceBuffer, WorkMemory, as_bytes
 from ggml_sched.backends.cupy.device import Blas, Device, DeviceError, DeviceOutOfMemory, Function, Memory
@@ -66,11 +66,10 @@ class CupyBackend(DeviceQueue):
         self.repack: bool = bool(repack)
         self.n_straightened: int = 0
         """How often rearranged weights were converted back, because an op needed ggml's order."""
-        self.used: int = 0
         self.work: WorkMemory = WorkMemory()
         self._functions: dict[str, Function] = {}
         self._plans: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
-        self._n_buffers = 0
+        self.buffer_sizes: BufferSizes = BufferSizes()
         opened = _open(given, self.name) if isinstance(given, int) else given
         self.overlap: bool = bool(overlap) and opened.can_overlap
         self.blas: Blas | None = None
@@ -87,6 +86,11 @@ class CupyBackend(DeviceQueue):
             raise
 
     # -- memory -----------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Bytes of all buffers and of the work memory."""
+        return self.buffer_sizes.total + self.work.size
 
     @guarded
     def memory_available(self) -> int | None:
@@ -106,37 +110,37 @@ class CupyBackend(DeviceQueue):
         """`size` uninitialised bytes at a multiple of 256."""
         if size < 0:
             raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
-        memory = self._take(size, f"{size} bytes needed")
-        self._n_buffers += 1
-        return DeviceBuffer(self, memory, size)
+        buffer = DeviceBuffer(self, self._take(size, f"{size} bytes needed"), size)
+        self.buffer_sizes.add(buffer)
+        return buffer
 
     def release(self, memory: Memory, buffer: DeviceBuffer) -> None:
         """Free the memory of a buffer that is being closed, after waiting for the queued work that may use it."""
-        self.used -= buffer.size
         if not self._is_here:
+            self.buffer_sizes.drop(buffer)
             return
-        for user in (*buffer.users, self):
-            if not user.closed:
-                user.settle()
-        with self._lock:
-            self._n_buffers -= 1
-            try:
-                memory.free()
-            except DeviceError as error:
-                self._error = self._error or error
-            self._close_device()
+        try:
+            for user in (*buffer.users, self):
+                if not user.closed:
+                    user.settle()
+        finally:        # also after an interrupt: the buffer counts as closed
+            with self._lock:
+                self.buffer_sizes.drop(buffer)
+                try:
+                    memory.free()
+                except DeviceError as error:
+                    self._error = self._error or error
+                self._close_device()
 
     def _take(self, size: int, what: str) -> Memory:
         if self.memory is not None and size > self.memory - self.used:
             raise OutOfMemory(f"backend {self.name!r}: {what}, {self.memory - self.used} of {self.memory} left",
                               self.name, size, self.memory - self.used)
         try:
-            memory = self.device.alloc(max(size, 1))
+            return self.device.alloc(max(size, 1))
         except DeviceOutOfMemory as error:
             raise OutOfMemory(f"backend {self.name!r}: {what}, {error.free} left on the device", self.name, size,
                               error.free) from error
-        self.used += size
-        return memory
 
     def _grow_work(self, size: int) -> None:
         """Replace the work memory by a larger one if it has fewer than `size` bytes."""
@@ -146,7 +150,6 @@ class CupyBackend(DeviceQueue):
         self.settle()
         # The old memory is freed first, so that never two are allocated; no queued launch uses it any more.
         self.work.exchange(None)
-        self.used -= held
         self.work.exchange(self._take(size, f"work memory of {size} bytes needed"))
 
     # -- data -------------------------------------------------------------------
@@ -349,7 +352,6 @@ class CupyBackend(DeviceQueue):
             self._downloads.close()
             self._uploads.close()
             self._done, self._error = self._queued, None
-            self.used -= self.work.size
             self._functions.clear()
             # A device that was lost refuses these calls; each of them is still tried.
             for give_back in (*(plan.free for plan in list(self._plans)), lambda: self.work.exchange(None),
@@ -360,7 +362,7 @@ class CupyBackend(DeviceQueue):
 
     def _close_device(self) -> None:
         """Close the device, if this backend opened it and no buffer uses it any more."""
-        if self._closed and self._is_own and not self._n_buffers:
+        if self._closed and self._is_own and not self.buffer_sizes:
             self.device.close()
 
 def _open(number: int, name: str) -> Device:

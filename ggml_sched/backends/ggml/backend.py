@@ -120,8 +120,9 @@ class GgmlBackend(GgmlBase, HostBackend):
             free = self.memory_available()
             raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
                               free)
-        self.used += size
-        return DeviceBuffer(self, self._device, handle, base, size)
+        buffer = DeviceBuffer(self, self._device, handle, base, size)
+        self.buffer_sizes.add(buffer)
+        return buffer
 
     # -- packed weights -----------------------------------------------------------
 

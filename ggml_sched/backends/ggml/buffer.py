@@ -6,6 +6,7 @@ Corresponds to ggml_backend_buffer_t.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -24,8 +25,8 @@ __all__ = ["DeviceBuffer", "HostBuffer"]
 class HostBuffer(CpuBuffer):
     """A CpuBuffer with the repacked copies of its weights."""
 
-    def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any", owned: bool = True) -> None:
-        super().__init__(backend, memory, usage, owned)
+    def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any") -> None:
+        super().__init__(backend, memory, usage)
         self.packs: dict[int, RepackedWeight | None] = {}       # by the weight's offset; None: no faster layout exists
 
     def changed(self) -> None:
@@ -47,6 +48,8 @@ class DeviceBuffer(Buffer):
         super().__init__(backend, size, base)
         self.handle: int = handle
         self._device = device
+        self._release = weakref.finalize(self, device.release, handle)
+        self._release.atexit = False        # the library may be gone by then
 
     def write(self, offset: int, data: memoryview) -> None:
         self._device.move(*self._range(offset, len(data)), data, True)
@@ -59,9 +62,9 @@ class DeviceBuffer(Buffer):
             self._device.prepare(self.handle, self.base + tensor.offset, tensor)
 
     def free(self) -> None:
-        handle, self.handle = self.handle, 0
-        self._device.release(handle)
-        cast("GgmlBackend", self.backend).give_back(self.size)
+        self.handle = 0
+        self._release()
+        cast("GgmlBackend", self.backend).buffer_sizes.drop(self)
 
     def _range(self, offset: int, size: int) -> tuple[int, int]:
         self._check_range(offset, size)
