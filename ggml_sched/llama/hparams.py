@@ -260,7 +260,9 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     if meta.arch == "deepseek2":
         # Files of this architecture store log_mul multiplied by 0.1.
         log_mul = meta.number("rope.scaling.yarn_log_multiplier", 0.0, high=100.0) / 0.1
-    attn_factor = _yarn_factor(1.0 / freq_scale, log_mul) if ext_factor else 1.0
+    # With log_mul the factor is the quotient of the magnitudes by mscale and mscale_all_dim: 1, as files of DeepSeek 2
+    # have one number for both.
+    attn_factor = magnitude(1.0 / freq_scale) if ext_factor and not log_mul else 1.0
     rope = Rope(
         n_dims=n_dims,
         n_ctx_orig=meta.integer("rope.scaling.original_context_length", n_ctx_train, high=MAX_POSITION),
@@ -276,13 +278,6 @@ def read_rope(meta: Metadata, head_k: int, n_ctx_train: int, mode: str) -> Rope:
     return replace(rope, attn_factor=rope.attn_factor / rope.yarn_magnitude)
 
 
-def magnitude(factor: float, mscale: float) -> float:
+def magnitude(factor: float) -> float:
     """YaRN's multiplier of rope's result, for contexts `factor` times as long as the original one."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _yarn_factor(factor: float, log_mul: float) -> float:
-    if not log_mul:
-        return magnitude(factor, 1.0)
-    # As in llama.cpp: files of DeepSeek 2 have one number for both mscale and mscale_all_dim, so the quotient is 1.
-    return magnitude(factor, log_mul if log_mul != 1 else 1.0) / magnitude(factor, log_mul)
+    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0

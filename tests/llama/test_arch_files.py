@@ -1,5 +1,6 @@
 """Files of every architecture: an error names each missing, superfluous or invalid field, quickly and always typed."""
 
+import math
 import time
 
 import arch_cases as cases
@@ -92,3 +93,23 @@ def test_random_models_depend_on_their_arguments_alone(arch):
         assert "output.weight" not in f.tensors
     with Runner(tied) as runner:
         assert np.isfinite(runner.run([1, 2, 3])).all()
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize("name, log_mul", [("llama-yarn", 0.0), ("deepseek2-yarn", 0.0), ("deepseek2-yarn", 0.707),
+                                           ("deepseek2-yarn", 1.0)])
+def test_yarns_attention_factor_is_llama_cpps(name, log_mul, factor):
+    """Of the quotient of magnitudes by mscale and mscale_all_dim, which are equal in these files, nothing is left."""
+    arch = name.partition("-")[0]
+    metadata, tensors = contents(cases.model(name))
+    more = {f"{arch}.rope.scaling.factor": factor, f"{arch}.rope.scaling.attn_factor": 1.5}
+    if arch == "deepseek2":
+        more[f"{arch}.rope.scaling.yarn_log_multiplier"] = 0.1 * log_mul
+    with open_gguf(written({**metadata, **more}, tensors)) as f:
+        rope = ARCHITECTURES[arch].hparams(f).rope
+
+    def mscale(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    wanted = mscale(log_mul) / mscale(log_mul) if log_mul else mscale(1.0)
+    assert rope.attn_factor == pytest.approx(1.5 * wanted / (1 + 0.1 * math.log(factor)), rel=1e-6)
