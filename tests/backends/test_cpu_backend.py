@@ -570,6 +570,24 @@ def test_host_work_counts_the_table_of_positions_that_a_node_has_rewritten(ctx):
         assert backend.host_work_held == backend.host_work(graph.nodes) > 2 * n * 2 * half * 4
 
 
+def test_host_work_counts_the_copies_of_sources_that_overlap_the_result(ctx):
+    x = ctx.tensor("f32", (1000, 8), "x")
+    rows = [ctx.view_2d(x, 1000, 7, x.nb[1], k * x.nb[1]) for k in (0, 1)]
+    shift, same = gs.Graph(ctx.cpy(*rows)), gs.Graph(ctx.cpy(rows[0], rows[0]))
+    with gs.CpuBackend(1) as backend, backend.alloc_tensors(ctx, usage="any"):
+        x.set(np.arange(8000, dtype=np.float32))
+        plans = [backend.graph_plan_create(shift) for _ in range(2)]
+        backend.graph_plan_compute(plans[0])
+        assert (x.numpy() == np.arange(8000).reshape(8, 1000)[[0, *range(7)]]).all()
+        nbytes, work = rows[0].nbytes, plans[0].work_size
+        assert backend.host_work(same.nodes) <= work < nbytes
+        assert backend.host_work(shift.nodes) == work + nbytes
+        for n_left, plan in zip((2, 1), plans, strict=True):
+            assert backend.host_work_held == work + n_left * nbytes
+            backend.graph_plan_free(plan)
+        assert backend.host_work_held == work
+
+
 def test_host_work_counts_what_the_oracle_takes(ctx):
     """Of a node that only it computes, and of every node of a backend without compiled kernels."""
     w, x = ctx.tensor("q4_0", (1024, 1024)), ctx.tensor("f32", (1024, 8))

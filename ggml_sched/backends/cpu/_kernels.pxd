@@ -25,6 +25,7 @@ cdef extern from "kernels/call.h" nogil:
         int64_t tables
         int64_t shared
         int64_t scratch
+        int64_t copied
 
     void gs_free_calls(gs_calls *of)
     int gs_isa()

@@ -57,33 +57,18 @@ cdef enum:
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
-cdef int forget_tables_of(gs_tables *tables, tuple tensors, const gs_node *made, Tensor written) except -1:
-    """Forget tables whose positions or factors are views of `written`: in `made`, whose memory only `work_of` counts,
-    views do not overlap."""
-    cdef int32_t k
-    cdef const gs_node *source
-    for k in range(tables.n - 1, -1, -1):
-        if k >= tables.n:
-            continue
-        source = tables.table[k].positions
-        if (<Tensor>tensors[source - made]).root is not written:
-            source = tables.table[k].factors
-            if source == NULL or (<Tensor>tensors[source - made]).root is not written:
-                continue
-        gs_forget_tables(tables, source)
-    return 0
-
-
 def work_of(nodes, int32_t n_threads, bint compiled):
-    """An upper bound, in bytes, of the work memory that computing these nodes takes, in one run or several: that of the
-    compiled calls or, for a node without compiled kernel and without `compiled` for all, of the oracle's arrays.  The
-    nodes need no addresses."""
+    """An upper bound, in bytes, of the memory that computing these nodes takes, in one run or several: the work memory
+    of the compiled calls or, for a node without compiled kernel and without `compiled` for all, the oracle's arrays;
+    and the copies of sources that overlap the result, which a plan keeps.  The nodes need no addresses."""
     cdef NodeTable table = NodeTable(nodes)
     cdef gs_node *made = <gs_node *>calloc(max(len(table.tensors), 1), sizeof(gs_node))
     cdef gs_node *node
     cdef gs_calls calls
     cdef gs_tables tables
     cdef uintptr_t address = 64
+    cdef dict start = {}        # {root: its address}
+    cdef Tensor tensor
     cdef int64_t most = 0, size
     cdef Py_ssize_t i
     cdef int k
@@ -93,9 +78,12 @@ def work_of(nodes, int32_t n_threads, bint compiled):
     tables.n = 0
     for i in range(len(table.tensors)):
         made[i] = table.nodes[i]
-        # Addresses that are never used: no tensor overlaps another.
-        made[i].data = <void *>address
-        address += (<uintptr_t>made[i].layout.nbytes + 127) & ~<uintptr_t>63
+        # Addresses that are never used: only views overlap other tensors.
+        tensor = table.tensors[i]
+        if tensor.root not in start:
+            start[tensor.root] = address
+            address += (<uintptr_t>tensor.root.nbytes + 127) & ~<uintptr_t>63
+        made[i].data = <void *>(<uintptr_t>start[tensor.root] + <uintptr_t>tensor.view_offs)
         for k in range(made[i].n_src):
             if made[i].src[k] != NULL:
                 made[i].src[k] = made + (made[i].src[k] - table.nodes)
@@ -103,8 +91,7 @@ def work_of(nodes, int32_t n_threads, bint compiled):
         node = &made[i]
         if compiled and gs_build_node(node, <int32_t>i, &calls, &tables) == GS_OK:
             most = max(most, LEAST_WORK)
-            if tables.n and table.tensors[i].view_src is not None:
-                forget_tables_of(&tables, table.tensors, made, table.tensors[i].root)
+            gs_forget_tables(&tables, node)
             continue
         tables.n = 0            # the calls after this node are another stretch
         size = node.layout.nbytes
@@ -116,9 +103,10 @@ def work_of(nodes, int32_t n_threads, bint compiled):
                 node.src[1].layout.ne[1])
         most = max(most, size * NUMPY_WORK)
     size = calls.tables + calls.shared + calls.scratch * n_threads
+    most = max(most, size) + calls.copied
     gs_free_calls(&calls)
     free(made)
-    return max(most, size)
+    return most
 
 
 cdef class Pool:
@@ -160,7 +148,7 @@ cdef class WorkMemory:
     """`WorkMemory(name)`: the work memory of the backend `name`, in blocks that runs borrow; all plans share them.
 
     Invariant: there are at most as many blocks as runs have been under way at the same time, and none is larger than
-    the largest that a run has needed.  `held`: bytes of all blocks.
+    the largest that a run has needed.  `held`: bytes of all blocks, and of the copies that lists of calls keep.
     """
 
     def __cinit__(self, str name not None):
@@ -215,6 +203,8 @@ cdef gs_work_block *work_block(int64_t size) noexcept nogil:
     return block
 
 
+# no_gc_clear: `__dealloc__` needs `memory`.
+@cython.no_gc_clear
 cdef class CallList:
     """`CallList(name, nodes, memory_of, memory)`: the compiled calls of some nodes of the backend `name`.
 
@@ -233,6 +223,8 @@ cdef class CallList:
             raise OutOfMemory(f"backend {name!r}: no host memory for a list of calls", name, 0)
 
     def __dealloc__(self):
+        if self.memory is not None:
+            self.memory.held -= self.calls.copied
         gs_free_calls(&self.calls)
         free(self.state)
 
@@ -332,6 +324,7 @@ cdef class CallList:
         cdef const gs_node *node
         cdef gs_tables tables
         cdef Py_ssize_t i
+        cdef int64_t copied
         cdef int status
         if not 0 <= first <= stop <= self.table.n:
             raise IndexError(f"nodes {first} .. {stop} of {self.table.n}")
@@ -340,7 +333,9 @@ cdef class CallList:
             node = &self.table.nodes[i]
             status = GS_UNSUPPORTED_OP
             if self.is_good(node):
+                copied = self.calls.copied
                 status = gs_build_node(node, <int32_t>i, &self.calls, &tables)
+                self.memory.held += self.calls.copied - copied
             if status == GS_NO_HOST_MEMORY:
                 tensor = self.table.tensors[i]
                 raise OutOfMemory(f"backend {self.name!r}: no host memory to plan node {label(tensor)} ({tensor.op})",

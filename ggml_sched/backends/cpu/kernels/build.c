@@ -78,6 +78,7 @@ static gs_node *elsewhere(const gs_node *t, const gs_node *node, int32_t positio
     void *memory = gs_keep(to, t->layout.nbytes);
     if (copy == NULL || memory == NULL || add_bytes(node, position, to, t->data, memory, t->layout.nbytes) != GS_OK)
         return NULL;
+    to->copied += t->layout.nbytes;
     *copy = *t;
     copy->data = memory;
     return copy;

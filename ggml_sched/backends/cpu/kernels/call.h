@@ -49,6 +49,7 @@ typedef struct gs_calls {
     int64_t tables;
     int64_t shared;
     int64_t scratch;
+    int64_t copied;             /* bytes of tensors that are copied before kernels use them, kept with the calls */
     void *kept;                 /* the newest block of gs_keep; each block points to the one before */
 } gs_calls;
 
