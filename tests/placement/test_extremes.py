@@ -77,6 +77,22 @@ def test_a_node_that_computes_into_an_input_is_placed() -> None:
     fit.verify()
 
 
+def test_a_leaf_of_which_the_caller_alone_reads_a_view_needs_no_room_on_another_device() -> None:
+    ctx = gs.Context("model")
+    with gs.Context() as scratch:
+        plain = scratch.tensor("f32", (64, 64))
+        weight = ctx.restore("NONE", plain.type, plain.ne, plain.nb, name="w", resident="weight")
+    out = ctx.mul_mat(weight, ctx.tensor("f32", 64, "x", input=True))
+    kept = ctx.tensor("f32", 64, "kept")
+    graph = gs.Graph(out, ctx.view_1d(kept, 32, 0))
+    cpu = gs.Device("CPU", 1 << 20, 1e9, 1e10, host=True)
+    fit = gs.fit([graph], [gs.Device("GPU", 0, 1e12, 1e13), cpu], LINK)
+    fit.verify()
+    assert fit.arenas[0] == 0
+    [plan] = fit.plans
+    assert plan.backend_of(plan.graph.tensors[graph.id_of(kept)]) is fit.devices[1].backend
+
+
 def test_a_resident_that_no_node_reads_is_on_the_host_and_counts_there() -> None:
     ctx = gs.Context("unread")
     with gs.Context() as scratch:

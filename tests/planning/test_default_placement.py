@@ -198,6 +198,17 @@ def test_leftovers_without_placed_sources_go_to_the_first_backend_that_supports_
     assert "not supported by: GPU0" in plan.explain(out)
 
 
+def test_a_leaf_of_which_no_node_reads_a_view_is_on_the_host():
+    s = Setting("GPU", "CPU")
+    x = s.ctx.tensor("f32", (8, 4), "x")
+    view = s.ctx.view_1d(x, 8, 0)
+    plan = s.plan(view)
+    assert plan.backend_of(x) is plan.backend_of(view) is s.backends[1]
+    says(plan, x, "starts on the last (host) backend")
+    s.sched.set_tensor_backend(view, s.backends[0])
+    assert s.plan(view).backend_of(x) is s.backends[0]
+
+
 def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_out():
     s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"), "CPU")
     gpu, cpu = s.backends

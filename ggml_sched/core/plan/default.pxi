@@ -188,9 +188,10 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
         id = g.view[i]
         root = g.memory[id]
         if assign[root] < 0 and g.position[id] >= 0:
-            # No node reads the view, but it needs memory: the caller may set the root and read the view.
-            assign[root] = max(assign[id], 0)
-            reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_FIRST
+            # No node reads the view, but it needs memory: the caller may set the root and read the view.  Such a root
+            # is on the host, as inputs are: another backend may have no room for it, or be a store.
+            assign[root] = assign[id] if assign[id] >= 0 else r.p.n_backends - 1
+            reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_INPUT
         assign[id] = assign[root]
         reason[id] = GS_REASON_ROOT
 
