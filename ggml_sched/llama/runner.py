@@ -221,7 +221,20 @@ class Runner:
         largest = self._largest(graph.shape)
         if largest not in self._reserved:
             self._reserve(largest)
-        self.scheduler.alloc(graph.graph)
+        try:
+            self.scheduler.alloc(graph.graph)
+        except OutOfMemory as error:
+            self._note_outputs(error, graph.shape)
+            raise
+
+    def _note_outputs(self, error: OutOfMemory, shape: Shape) -> None:
+        """Say how to evaluate a batch of more outputs than the graphs of the fit have, which its arenas may not hold.
+        """
+        most = 0 if self.fit is None else max(plan.graph.nodes[-1].ne[1] for plan in self.fit.plans)
+        if self.fit is not None and shape.n_outputs > most:
+            error.add_note(f"the batch has {shape.n_outputs} outputs, the graphs of the placement have {most} at most: "
+                           "eval(last_only=True) computes one output, load(n_batch=) bounds the tokens of a batch, and "
+                           "model_graphs(all_outputs=True) are graphs to place for all outputs")
 
     def _reserve(self, shape: Shape) -> None:
         """Reserve memory and a plan for a shape.  OutOfMemory is ignored: smaller shapes may still fit."""

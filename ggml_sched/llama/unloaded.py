@@ -29,14 +29,16 @@ __all__ = ["model_graphs"]
 
 
 def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, kv_type: Type | str = "f32",
-                 n_seq: int = 1, flash: bool | None = None, backends: Sequence[Backend] | None = None) -> list[Graph]:
+                 n_seq: int = 1, flash: bool | None = None, backends: Sequence[Backend] | None = None,
+                 all_outputs: bool = False) -> list[Graph]:
     """The graphs by which `gs.fit` places a model's weights and caches: of one token that reads the whole cache; of the
     largest prompt, `n_batch` tokens with the outputs of a chat; and, for several sequences, of one token of each.
 
     The arguments are those of `load`, except that n_ctx None or 0 means as many tokens as the model was trained with,
     whatever memory there is.  `flash` None: flash attention is used if all of `backends` compute its node, or if no
-    backends are given.  A model that `load` makes with the same arguments has equal graphs.  Raises FileFormatError,
-    ValueError and TypeError as `load` does.
+    backends are given.  `all_outputs`: also the prompts with the logits of all tokens, and of all but one, for which
+    arenas are larger: `Model.eval` computes these without `last_only`.  A model that `load` makes with the same
+    arguments has equal graphs.  Raises FileFormatError, ValueError and TypeError as `load` does.
     """
     n_ctx = 0 if n_ctx is None else count("n_ctx", n_ctx, 0, MAX_ROWS)
     n_batch, n_seq = count("n_batch", n_batch, 1, MAX_ROWS), count("n_seq", n_seq, 1, MAX_SEQUENCES - 1)
@@ -56,7 +58,8 @@ def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, 
         if n_seq > 1 and not hparams.recurrent:
             shapes.append(Shape(n_seq, n_kv, n_seq))
         if n_batch > 1:
-            shapes.append(Shape(n_batch, n_kv, min(n_seq + 1, n_batch - 1)))
+            counts = {min(n_seq + 1, n_batch - 1), *((n_batch - 1, n_batch) if all_outputs else ())}
+            shapes += [Shape(n_batch, n_kv, n) for n in sorted(counts)]
         return [build_graph(arch, hparams, weights, cache, shape, flash).graph for shape in shapes]
 
     made = graphs(True if flash is None else flash)

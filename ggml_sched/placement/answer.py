@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ggml_sched._graph import Graph, Tensor
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory, PlacementError
-from ggml_sched.placement.devices import DRIVER, Device, LinkLike
+from ggml_sched.placement.devices import DRIVER, Device, Driver, LinkLike
 from ggml_sched.placement.pricing import Price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.threads.cached import cached_property
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ggml_sched.placement.stock import Stock
 
 __all__ = ["Fit", "Placed", "Usage"]
+
+BOUNDLESS = (1 << 63) - 1
+"""What `Fit.budgets` has where nothing bounds an arena."""
 
 
 class Placed(NamedTuple):
@@ -207,8 +210,9 @@ class Fit:
         return {t: self.devices[found[key]] for key, t in _keyed(graph) if key in found}
 
     def budgets(self) -> tuple[int, ...]:
-        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave."""
-        return tuple(use.arena + use.left for use in self.memory)
+        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave.  Without
+        bound (`BOUNDLESS`) for a host that `fit` has added: other graphs may need more there than those of the fit."""
+        return tuple(BOUNDLESS if isinstance(use.device, Driver) else use.arena + use.left for use in self.memory)
 
     def verify(self) -> None:
         """Check every plan, independently of the planner, and that every device keeps its budget.

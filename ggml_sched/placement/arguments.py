@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ggml_sched._graph import Graph
 from ggml_sched.backend import Backend
 from ggml_sched.errors import PlacementError
-from ggml_sched.placement.devices import DRIVER, Device
+from ggml_sched.placement.devices import DRIVER, Device, Driver
 from ggml_sched.placement.measure import is_driven, measure
 from ggml_sched.placement.trials import Trials
 
@@ -28,13 +28,13 @@ Graphs: TypeAlias = "Sequence[Graph] | Sequence[Sequence[Graph]]"
 Goal: TypeAlias = "str | Sequence[float] | None"
 """The arguments `graphs` and `goal` of `fit`."""
 
+DRIVER_SPEED = 1e10, 1e11
+"""Bytes and operations a second of a host that computes little."""
 PROMPT = 32.0
 """A graph of more operations than this for each byte that it reads and writes has many tokens, so streaming weights to
 a faster device may save time."""
 ROUNDING = 1 << 12
 """Bytes that aligning a tensor adds at most."""
-DRIVER_SPEED = 1e10, 1e11
-"""Bytes and operations a second of a host that computes nothing."""
 MAX_DEVICES = 16
 """The most devices that `fit` places on."""
 LIGHTEST, HEAVIEST = 1e-30, 1e30
@@ -97,7 +97,7 @@ def with_driver(made: Sequence[Device | Backend], groups: Iterable[Iterable[Grap
                               if "output" in t.flags or not t.resident and not t.computes))
             unread |= {t.name: t.nbytes + ROUNDING for t in roots if t.resident and t not in read}
         room += max(needed, default=0) + sum(unread.values())
-    return [*made, Device(DRIVER, room, *DRIVER_SPEED, host=True)]
+    return [*made, Driver(DRIVER, room, *DRIVER_SPEED, host=True)]
 
 
 def devices_of(made: Sequence[Device | Backend]) -> tuple[Device, ...]:

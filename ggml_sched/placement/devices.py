@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from ggml_sched._graph import Type
 from ggml_sched.backend import Backend
 from ggml_sched.backends.dry import DryBackend
 
-__all__ = ["ATTENTION", "DEFAULT_LINK", "DRIVER", "Device", "Link", "LinkLike", "Links", "PROMPT_ATTENTION", "Rates"]
+__all__ = ["ATTENTION", "DEFAULT_LINK", "DRIVER", "Device", "Driver", "Link", "LinkLike", "Links", "PROMPT_ATTENTION",
+           "Rates"]
 
 ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
 """The kinds of nodes that read a cache for attention: of few tokens, and of many.  Other kinds are types of weights."""
@@ -138,13 +139,13 @@ class Device:
         backend: Backend = made
         return backend
 
-    def on(self, backend: Backend) -> Device:
+    def on(self, backend: Backend) -> Self:
         """This device with `backend` as its backend, and with that backend's alignment."""
         return self.replace(alignment=backend.alignment, backend=backend)
 
-    def replace(self, **fields: Any) -> Device:
+    def replace(self, **fields: Any) -> Self:
         """This device with other values of some fields, named as in `Device(...)`."""
-        return Device(**{**{name: getattr(self, name) for name in _FIELDS}, "backend": self._backend, **fields})
+        return type(self)(**{**{name: getattr(self, name) for name in _FIELDS}, "backend": self._backend, **fields})
 
     def rates(self, kind: str | None) -> tuple[float, float]:
         """Bytes and operations a second for nodes of a kind: the type of their weight, "attention", "attention of
@@ -159,22 +160,27 @@ class Device:
         return {**fields, "bandwidths": dict(self.bandwidths), "flops_of": dict(self.flops_of),
                 "measured": sorted(self.measured)}
 
-    @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Device:
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """The device of which `to_dict` gave these fields.  ValueError for an unknown or a missing field."""
         unknown, missing = set(fields) - set(_FIELDS), {"name", "memory", "bandwidth", "flops"} - set(fields)
         if unknown or missing:
             raise ValueError(f"device {fields.get('name')!r}: unknown fields {sorted(unknown)}, missing fields "
                              f"{sorted(missing)}")
-        return Device(**{**fields, "measured": frozenset(fields.get("measured", ()))})
+        return cls(**{**fields, "measured": frozenset(fields.get("measured", ()))})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the device without its backend."""
-        return Device.from_dict, (self.to_dict(),)
+        return type(self).from_dict, (self.to_dict(),)
 
 
 _FIELDS = ("name", "memory", "bandwidth", "flops", "host", "launch", "split", "reserve", "bandwidths", "flops_of",
            "alignment", "measured")
+
+
+class Driver(Device):
+    """The host that `fit` adds where all backends are of other processes: this process.  Its `memory` bounds what a
+    search places there; it is not what this process has."""
 
 
 def _number(what: str, name: str, value: object) -> float:

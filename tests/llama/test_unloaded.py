@@ -50,6 +50,30 @@ def test_several_sequences_add_a_graph_of_a_token_each() -> None:
     assert [graph.meta["n_tokens"] for graph in graphs] == [1, 3, 16]
 
 
+def test_a_placement_for_all_outputs_has_room_for_the_logits_of_every_token() -> None:
+    file = llama.random_llama(n_vocab=2000, n_embd=64, n_layer=2)
+    for all_outputs, rows in (False, [1, 2]), (True, [1, 2, 15, 16]):
+        graphs = llama.model_graphs(file, 32, 16, all_outputs=all_outputs)
+        assert [graph.nodes[-1].ne[1] for graph in graphs] == rows
+        cpu = gs.Device("CPU", 1 << 30, 1e10, 1e11, host=True)
+        [use] = gs.fit(graphs, [cpu]).memory
+        fit = gs.fit(graphs, [cpu.replace(memory=cpu.memory - use.left)])
+        with gs.CpuBackend(1, name="CPU") as backend, llama.load(file, [backend], place=fit) as model:
+            assert model.eval(range(1, 17), last_only=True).shape == (1, 2000)
+            model.reset()
+            if all_outputs:
+                assert model.eval(range(1, 17)).shape == (16, 2000)
+                model.reset()
+                assert model.eval(range(1, 16)).shape == (15, 2000)
+            else:
+                with pytest.raises(gs.OutOfMemory, match="'result_output' 128000") as caught:
+                    model.eval(range(1, 17))
+                [note] = caught.value.__notes__
+                assert "has 16 outputs, the graphs of the placement have 2 at most" in note
+                assert "last_only=True" in note and "model_graphs(all_outputs=True)" in note
+                assert model.eval(range(1, 17), last_only=True).shape == (1, 2000)
+
+
 def test_a_context_of_0_is_the_one_that_the_model_was_trained_with() -> None:
     [decode, prompt] = llama.model_graphs(io.BytesIO(random_model("llama")), 0, 16)
     assert decode.meta["n_ctx"] == prompt.meta["n_ctx"] == SIZES["context_length"]

@@ -1,6 +1,7 @@
 """Placement over workers: their memory, the links that were measured at connecting, and this process as the host."""
 
 import itertools
+import pickle
 import sys
 
 import numpy as np
@@ -57,6 +58,25 @@ def test_a_model_that_fits_no_worker_alone_is_placed_on_both():
                 before = sum(carried.values())
                 assert np.array_equal(model.eval(tokens), local.eval(tokens))
             assert sum(carried.values()) - before == 3
+
+
+def test_the_bytes_of_the_host_that_a_fit_adds_do_not_bound_what_a_model_evaluates():
+    """Workers with long launches leave nodes to this process.  Their results for a prompt with all logits are larger
+    than for the graphs of the fit."""
+    model = llama.random_llama(n_vocab=2000, n_embd=128, n_layer=2)
+    with simulated(2) as cluster:
+        devices = [gs.Device(backend.name, 32 << 20, 1e10, 1e11, split=1e-4, launch=5e-5, backend=backend)
+                   for backend in cluster.backends]
+        found = gs.fit(model_graphs(model, 256, 256), devices, gs.Link(1e9, 1e-5))
+        assert "driver" in {split.backend.name for plan in found.plans for split in plan.splits}
+        tokens = range(1, 256)
+        with gs.CpuBackend(1) as cpu, llama.load(model, [cpu], 256, 256) as local, \
+                llama.load(model, cluster.backends, place=found) as placed:
+            assert np.array_equal(placed.eval(tokens), local.eval(tokens))
+            assert placed.memory()[placed.backends[-1]].arena > found.memory[-1].arena + found.memory[-1].left
+        assert pickle.loads(pickle.dumps(found)).budgets() == found.budgets()
+        own = gs.fit(model_graphs(model, 256, 256), [*devices, gs.Device("driver", 1 << 20, 1e10, 1e11, host=True)])
+        assert own.budgets()[-1] == own.memory[-1].arena + own.memory[-1].left     # bytes of a device that is given
 
 
 @pytest.mark.soak
