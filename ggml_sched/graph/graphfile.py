@@ -79,6 +79,7 @@ def graph_from_dict(data: Any, place: Callable[[Tensor], Chosen] | None = None, 
     meta = data.get("meta", {})
     if not isinstance(meta, dict):
         raise FileFormatError(f"{where}: meta is not an object")
+    _check_text(meta, f"{where}: meta")
     if ctx is None:
         ctx = Context(str(meta.get("model", os.path.basename(where))))
     by_id: dict[int, Tensor] = {}
@@ -192,6 +193,8 @@ def _creation_order(tensors: list[Any], where: str) -> list[int]:
 
 def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], where: str) -> Tensor:
     fields = tensors[i]
+    for field in ("name", "resident"):
+        _check_text(fields.get(field, ""), f"{where}: tensor {i}: {field}")
     try:
         view = fields.get("view_src", -1)
         return ctx.restore(
@@ -206,6 +209,17 @@ def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], w
         raise FileFormatError(f"{where}: tensor {i} has no field {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(f"{where}: tensor {i}: {error}") from error
+
+
+def _check_text(value: Any, what: str) -> None:
+    """FileFormatError for a lone surrogate: JSON can write it, but no text that is printed or stored can have it."""
+    if isinstance(value, str) and value.isascii():
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise FileFormatError(f"{what} {value!r} has the lone surrogate U+{ord(error.object[error.start]):04X}"
+                              ) from error
 
 
 def _keep(ctx: Context, t: Tensor, node: Tensor, what: str) -> None:

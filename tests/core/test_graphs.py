@@ -516,6 +516,12 @@ WRONG = {
     "nodes too early": (lambda d: d.update(nodes=[3, 2, 4]), gs.GraphError, "'view'"),
     "a node twice": (lambda d: d.update(nodes=[2, 2, 3, 4]), gs.GraphError, "twice"),
     "a leaf missing": (lambda d: d.update(leafs=[1]), gs.GraphError, "'w'"),
+    "half a character in a name": (lambda d: d["tensors"][0].update(name="w\ud800"), gs.FileFormatError,
+                                   r"tensor 0: name 'w\\ud800' has the lone surrogate U\+D800"),
+    "half a character in a kind": (lambda d: d["tensors"][0].update(resident="\udfff"), gs.FileFormatError,
+                                   r"tensor 0: resident .*U\+DFFF"),
+    "half a character in meta": (lambda d: d.update(meta={"model": "\ud800"}), gs.FileFormatError, r"meta .*U\+D800"),
+    "half a character in meta's keys": (lambda d: d.update(meta={"a": [{"\ud800": 1}]}), gs.FileFormatError, "meta"),
     "meta a list": (lambda d: d.update(meta=[]), gs.FileFormatError, "meta"),
 }
 
