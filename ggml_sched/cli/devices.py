@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ggml_sched import Device
+    from ggml_sched import Backend, Device, Link
     from ggml_sched.placement.devices import LinkLike
 
-__all__ = ["add_device_arguments", "devices_of", "link_of", "pins_of"]
+__all__ = ["add_device_arguments", "devices_of", "link_of", "measured", "pins_of"]
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,18 +32,29 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]:
     """The devices of a command line; `stack` closes the backends that were opened to be measured."""
     from ggml_sched.llama.defaults import named_backends
-    from ggml_sched.placement.measured import measured_devices
     from ggml_sched.placement.specs import read_bytes, read_devices, with_host
 
     devices = list(read_devices(args.device))
     if args.measure is not None or not devices:
         backends = [stack.enter_context(backend) for backend in named_backends(args.measure or ["cpu"])]
-        devices += measured_devices(backends)[0]
+        devices += measured(backends)[0]
     devices = list(with_host(devices))
     if args.reserve is not None:
         size = read_bytes(args.reserve, "--reserve")
         devices = [device if device.host else device.replace(reserve=size) for device in devices]
     return tuple(devices)
+
+
+def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
+    """The devices and links of `measured_devices`; why they are not kept, if so, is printed to standard error."""
+    from ggml_sched.placement.measured import measured_devices
+
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always", RuntimeWarning)
+        found = measured_devices(backends)
+    for warning in raised:
+        print("ggml-sched:", warning.message, file=sys.stderr, flush=True)
+    return found
 
 
 def link_of(args: argparse.Namespace) -> LinkLike:

@@ -203,15 +203,15 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     """The placement of the model on the measured backends.  Prints to standard error whether the model fits, and a line
     if the context is longer than the model was trained with."""
     from ggml_sched import fit
+    from ggml_sched.cli.devices import measured
     from ggml_sched.cli.fit import longer_than_trained
     from ggml_sched.llama import model_graphs
-    from ggml_sched.placement.measured import measured_devices
     from ggml_sched.placement.report import verdict
 
     flash = False if args.no_flash else None
     n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
     graphs = model_graphs(source, n_ctx, args.n_batch or N_BATCH, kv_type=args.kv_type, flash=flash, backends=backends)
-    devices, links = measured_devices(backends)
+    devices, links = measured(backends)
     found = fit(graphs, devices, links)
     for line in (verdict(found).partition("\n")[0], *longer_than_trained([source], n_ctx)):
         print("ggml-sched:", line, file=sys.stderr, flush=True)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ggml_sched._files import write_text
 from ggml_sched.backend import Backend
 from ggml_sched.errors import FileFormatError
 from ggml_sched.placement.devices import Device, Link
@@ -35,18 +37,13 @@ def default_path() -> Path:
 
 def save_devices(path: str | os.PathLike[str], devices: Sequence[Device],
                  links: Mapping[tuple[str, str], Link] | None = None) -> None:
-    """Write devices and links; an existing file is replaced atomically, and missing folders of the path are made."""
-    path = Path(path)
+    """Write devices and links; an existing file is replaced atomically, of a symbolic link the file that it names, and
+    missing folders of the path are made."""
     data = {"format": _FORMAT, "version": _VERSION, "devices": [device.to_dict() for device in devices],
             "links": [{"from": a, "to": b, "bandwidth": way.bandwidth, "latency": way.latency}
                       for (a, b), way in (links or {}).items()]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def load_devices(path: str | os.PathLike[str]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
@@ -76,10 +73,21 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
     What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  The
     `memory` of a device is what is left on it at this call.  A device of the file stands for a backend of the same
     name.  Backends of other processes, and links to them, are measured each time, because their names may stand for
-    other machines next time.  Raises as `measure`, and FileFormatError for a file that cannot be read.
+    other machines next time.  A file that the system does not let this process read or write is a RuntimeWarning: what
+    was measured is returned, and not kept.  Raises as `measure`, and FileFormatError for a file that is none of these.
     """
     path = default_path() if path is None else Path(path)
-    known, links = load_devices(path) if path.exists() else ((), {})
+    known: tuple[Device, ...] = ()
+    links: dict[tuple[str, str], Link] = {}
+    is_there, is_kept = True, True
+    try:
+        known, links = load_devices(path)
+    except (FileNotFoundError, NotADirectoryError):
+        is_there = False
+    except OSError as error:
+        is_kept = False     # the file may hold what its user has written
+        warnings.warn(f"{path} cannot be read: {error.strerror}: what is measured is not kept", RuntimeWarning,
+                      stacklevel=2)
     by_name = {device.name: device for device in known}
     here = [backend for backend in backends if backend.worker is None]
     found = {}
@@ -93,9 +101,14 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
     if measures_links:
         links = {**links, **measure_links(here)}
     kept_here = [found[backend] for backend in here]
-    if here and (measures_links or any(device.name not in by_name for device in kept_here) or not path.exists()):
+    if is_kept and here and (measures_links or any(device.name not in by_name for device in kept_here)
+                             or not is_there):
         names = {device.name for device in kept_here}
-        save_devices(path, [*(device for device in known if device.name not in names), *kept_here], links)
+        try:
+            save_devices(path, [*(device for device in known if device.name not in names), *kept_here], links)
+        except OSError as error:
+            warnings.warn(f"{path} cannot be written: {error.strerror}: what was measured is not kept", RuntimeWarning,
+                          stacklevel=2)
     ways = {pair: way for pair, way in links.items() if pair in wanted}
     if len(here) < len(backends):
         ways = measure_links(backends, known=ways)

@@ -184,6 +184,18 @@ def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.Capture
     assert "measured: the speeds of CPU" in capsys.readouterr().out
 
 
+def test_measured_speeds_count_where_they_cannot_be_kept(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert run(tiny, "--measure", "--context", "64", "--batch", "8") == 0
+    out, err = capsys.readouterr()
+    assert "measured: the speeds of CPU" in out
+    [line] = err.splitlines()
+    assert line.startswith(f"ggml-sched: {tmp_path}/config/ggml-sched/devices.json cannot be written: ")
+    assert line.endswith(": what was measured is not kept")
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--goal", "much"], "--goal much"),
     (["--goal", f"1+1{400 * '0'}"], "--goal 1+1000"),

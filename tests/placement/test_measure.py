@@ -235,6 +235,54 @@ def test_a_file_keeps_devices_and_links(tmp_path, fast):
     assert load_devices(path)[0][0] == gs.Device("fast", 5, 7, 8), "what is not given is assumed"
 
 
+def test_of_a_symbolic_link_the_file_that_it_names_is_replaced(tmp_path):
+    for name, folder in (("there", tmp_path), ("missing", tmp_path / "folder")):
+        path, target = tmp_path / f"{name}.link", folder / f"{name}.json"
+        if name == "there":
+            target.write_text("{}")
+        path.symlink_to(target)
+        save_devices(path, [MODEL])
+        assert path.is_symlink() and not target.is_symlink()
+        assert load_devices(target) == load_devices(path) == ((MODEL,), {})
+        assert [file.name for file in folder.iterdir() if "unfinished" in file.name] == []
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_cannot_be_kept_is_returned_with_a_warning(tmp_path, monkeypatch, fast, is_file):
+    """A file in place of a folder, and a folder in place of the file: a process of the superuser can do all else."""
+    monkeypatch.setattr("ggml_sched.placement.measured.measure",
+                        lambda backend, types: gs.measure(backend, types, clock=backend.clock))
+    place = tmp_path / "config"
+    if is_file:
+        place.write_text("mine")
+        path, message = place / "ggml-sched" / "devices.json", "cannot be written: "
+    else:
+        place.mkdir()
+        path, message = place, "cannot be read: Is a directory"
+    with pytest.warns(RuntimeWarning, match=f"{path} {message}.*what (was|is) measured is not kept") as raised:
+        (found,), links = measured_devices([fast], path)
+    assert len(raised) == 1 and raised[0].filename == __file__
+    assert found.backend is fast and "bandwidth" in found.measured and links == {}
+    assert [file.name for file in tmp_path.iterdir()] == ["config"]
+    assert place.read_text() == "mine" if is_file else not [*place.iterdir()]
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path, monkeypatch, fast):
+    path = tmp_path / "devices.json"
+    path.write_text("what its user has written")
+    monkeypatch.setattr("ggml_sched.placement.measured.measure",
+                        lambda backend, types: gs.measure(backend, types, clock=backend.clock))
+
+    def refuses(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("ggml_sched.placement.measured.load_devices", refuses)
+    with pytest.warns(RuntimeWarning, match="cannot be read: Permission denied"):
+        (found,), _ = measured_devices([fast], path)
+    assert "bandwidth" in found.measured
+    assert path.read_text() == "what its user has written"
+
+
 def test_a_device_is_measured_once_and_its_memory_is_that_of_now(tmp_path, monkeypatch, fast):
     path = tmp_path / "devices.json"
     monkeypatch.setattr("ggml_sched.placement.measured.measure",
