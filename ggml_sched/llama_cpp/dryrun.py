@@ -272,8 +272,16 @@ def _failure(path: str, log: Path, status: int | None, printed: str, deadline: f
     asserted = [line for line in lines if "GGML_ASSERT" in line or "GGML_ABORT" in line]
     message = "; ".join(asserted or errors[-2:] or warnings[-1:] or lines[-1:])[-LAST_WORDS:]
     how = (f"did not end within {deadline:g} s" if status is None else
-           f"was ended by {signal.Signals(-status).name}" if status < 0 else "refused")
+           f"was ended by {_signal_name(-status)}" if status < 0 else "refused")
     return DryRunError(f"{path}: llama.cpp {how}: {message or 'no message'}", message, status)
+
+
+def _signal_name(number: int) -> str:
+    """SIGABRT, ...; of the real-time signals only the first and the last have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _made(path: str, settings: Mapping[str, object], found: Mapping[str, Any]) -> DryRun:

@@ -169,6 +169,17 @@ def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings
     assert (str(copied), copied.message, copied.status) == (str(caught.value), caught.value.message, status)
 
 
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40"), (64, "SIGRTMAX")])
+def test_a_signal_that_ends_llama_cpp_is_named_or_numbered(number, name, dry_run, monkeypatch):
+    """Of the real-time signals only the first and the last have names."""
+    from ggml_sched.llama_cpp import DryRunError, dryrun
+
+    monkeypatch.setattr(dryrun, "_start", lambda folder, deadline: (-number, "the last line\n"))
+    with pytest.raises(DryRunError, match=f"was ended by {name}: the last line") as caught:
+        dry_run(TINY)
+    assert caught.value.status == -number
+
+
 def test_the_deadline_ends_llama_cpp(dry_run):
     from ggml_sched.llama_cpp import DryRunError
 
