@@ -21,7 +21,7 @@ from ggml_sched.placement.pricing import price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES
 
-__all__ = ["Fallback", "fallbacks_of"]
+__all__ = ["Fallback", "fallbacks_of", "fallbacks_with_ids"]
 
 _SHOWN = 3
 
@@ -52,6 +52,12 @@ class Fallback:
 
 def fallbacks_of(plan: Plan, devices: Sequence[Device] | None = None, link: LinkLike = None) -> tuple[Fallback, ...]:
     """The nodes of a plan that fell back, the most expensive first; see `Plan.fallbacks`."""
+    return tuple(fallback for fallback, _ in fallbacks_with_ids(plan, devices, link))
+
+
+def fallbacks_with_ids(plan: Plan, devices: Sequence[Device] | None = None,
+                       link: LinkLike = None) -> list[tuple[Fallback, tuple[int, ...]]]:
+    """Each entry of `fallbacks_of` with the ids of its nodes: names of nodes and of backends may be equal."""
     fell = _fallen(plan)
     groups: dict[tuple[str, int, int, str], list[Tensor]] = {}
     reasons: dict[tuple[bytes, int], str] = {}
@@ -68,9 +74,10 @@ def fallbacks_of(plan: Plan, devices: Sequence[Device] | None = None, link: Link
         if devices is not None and paid is not None:
             other = _as_if_supported(plan, refused_by, nodes)
             cost = paid - price(other, devices, link).seconds
-        found.append(Fallback(op, tuple(plan.label_of(plan.index_of(node)) for node in nodes), plan.backends[here].name,
-                              plan.backends[refused_by].name, why, cost))
-    return tuple(sorted(found, key=lambda fallback: (-(fallback.seconds or 0.0), -len(fallback.nodes))))
+        ids = tuple(plan.index_of(node) for node in nodes)
+        found.append((Fallback(op, tuple(plan.label_of(i) for i in ids), plan.backends[here].name,
+                               plan.backends[refused_by].name, why, cost), ids))
+    return sorted(found, key=lambda pair: (-(pair[0].seconds or 0.0), -len(pair[1])))
 
 
 # -- which -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ggml_sched.planning.fallbacks import Fallback
+from ggml_sched.planning.fallbacks import Fallback, fallbacks_with_ids
 from ggml_sched.planning.peaks import ArenaPeaks, series_of
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.report import shape_text
@@ -37,7 +37,8 @@ class Content:
         self.end: int = max(1, int(self.clock[-1]))
         self.maps: tuple[MemoryMap, ...] = memory_maps(plan)
         self.peaks: tuple[ArenaPeaks, ...] = self._peaks()
-        self.fallbacks: tuple[Fallback, ...] = plan.fallbacks()
+        self._fell: list[tuple[Fallback, tuple[int, ...]]] = fallbacks_with_ids(plan)
+        self.fallbacks: tuple[Fallback, ...] = tuple(fallback for fallback, _ in self._fell)
         self.data: dict[str, Any] = self._data()
 
     def _word(self, text: str) -> int:
@@ -94,18 +95,10 @@ class Content:
             "sources": [list(data.sources(i)) if i < data.n_tensors and tensors[i].op != "NONE" else
                         [like[i]] if i >= data.n_tensors else [] for i in range(count)],
         }
-        for number, fallback in enumerate(self.fallbacks):
-            columns.setdefault("fell", []).append([*self._ids(fallback), number])
+        for number, (_, ids) in enumerate(self._fell):
+            columns.setdefault("fell", []).append([*ids, number])
         columns["fallbacks"] = [f"{fallback.refused_by} does not support {fallback.why}" for fallback in self.fallbacks]
         return columns
-
-    def _ids(self, fallback: Fallback) -> list[int]:
-        """The ids of the nodes that fell back.  Names alone do not tell them apart: other nodes may have the same."""
-        plan, data, tensors = self.plan, self.plan.data, self.plan.graph.tensors
-        names = set(fallback.nodes)
-        here = [backend.name for backend in plan.backends].index(fallback.backend)
-        return [i for i in range(data.n_tensors) if tensors[i].op == fallback.op and data.backend_index(i) == here
-                and plan.label_of(i) in names]
 
     def _peaks(self) -> tuple[ArenaPeaks, ...]:
         """The peaks and caps of the arenas; empty if series are so many that finding them would take long."""

@@ -66,6 +66,20 @@ def test_only_nodes_that_fell_back_are_said_to_have():
     assert tensors["fell"] == [[graph.id_of(products[0]), 0]]
 
 
+def test_nodes_that_fell_back_to_a_backend_of_an_equal_name_are_found():
+    first = gs.DryBackend("GPU", supports_op=lambda node: node.op != "SQR")
+    weights, ctx = gs.Context(), gs.Context()
+    w = weights.tensor("f32", (64, 64), "w")
+    first.alloc_tensors(weights)
+    product = ctx.mul_mat(w, ctx.tensor("f32", (64, 4), "x", input=True))
+    graph = gs.Graph(ctx.set_output(ctx.sqr(product)))
+    with gs.Scheduler([first, gs.DryBackend("GPU"), gs.DryBackend("CPU")]) as scheduler:
+        plan = scheduler.plan(graph)
+    (square,) = (node for node in graph.nodes if node.op == "SQR")
+    assert plan.backend_of(square) is plan.backends[1]
+    assert content_of(plan, "").data["tensors"]["fell"] == [[graph.id_of(square), 0]]
+
+
 def test_the_tables_have_peaks_splits_and_what_fell_back():
     plan = refused()
     html = around(page([Shown("", plan)]))
