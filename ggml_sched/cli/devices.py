@@ -30,15 +30,20 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]:
-    """The devices of a command line; `stack` closes the backends that were opened to be measured."""
+    """The devices of a command line; `stack` closes the backends that were opened to be measured.  The links that were
+    measured between them become `args.measured_links`, for `link_of`."""
     from ggml_sched.llama.defaults import named_backends
     from ggml_sched.placement.specs import read_bytes, read_devices, with_host
 
     devices = list(read_devices(args.device))
+    links: dict[tuple[str, str], Link] = {}
     if args.measure is not None or not devices:
         backends = [stack.enter_context(backend) for backend in named_backends(args.measure or ["cpu"])]
-        devices += measured(backends)[0]
+        found, links = measured(backends)
+        devices += found
     devices = list(with_host(devices))
+    names = {device.name for device in devices}
+    args.measured_links = {pair: way for pair, way in links.items() if names.issuperset(pair)}
     if args.reserve is not None:
         size = read_bytes(args.reserve, "--reserve")
         devices = [device if device.host else device.replace(reserve=size) for device in devices]
@@ -58,10 +63,15 @@ def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tupl
 
 
 def link_of(args: argparse.Namespace) -> LinkLike:
-    """The argument `link` of `gs.fit`, from --link; None without the option."""
+    """The argument `link` of `gs.fit`: from --link, which counts more, and from what `devices_of` has measured; None
+    without both."""
+    from ggml_sched import Link
     from ggml_sched.placement.specs import read_links
 
-    return read_links(args.link) if args.link else None
+    given, known = read_links(args.link) or {}, args.measured_links
+    if isinstance(given, Link):
+        return given
+    return {pair: way for pair, way in known.items() if pair not in given and pair[::-1] not in given} | given or None
 
 
 def pins_of(texts: Sequence[str]) -> dict[str, str]:

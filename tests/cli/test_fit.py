@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from sparse_models import LLAMA_7B, LLAMA_70B, sparse_model
 
+import ggml_sched as gs
 from ggml_sched import cli
+from ggml_sched.placement import measured
 
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 TINY = {**LLAMA_7B, "vocab_size": 512, "embedding_length": 256, "block_count": 4, "feed_forward_length": 704,
@@ -182,6 +184,23 @@ def test_backends_of_this_machine_are_measured(tiny: str, capsys: pytest.Capture
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert run(tiny, "--measure", "--context", "64", "--batch", "8") == 0
     assert "measured: the speeds of CPU" in capsys.readouterr().out
+
+
+def test_measured_links_count_unless_the_command_line_has_one(tiny: str, capsys: pytest.CaptureFixture[str],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = gs.Device("CUDA0", 1 << 30, 1e12, 1e14), gs.Device("CPU", 1 << 36, 6e10, 1e12, host=True)
+    slow = gs.Link(1.0, 10.0)
+    monkeypatch.setattr(measured, "measured_devices", lambda backends: (
+        (gpu, cpu), {("CUDA0", "CPU"): slow, ("CPU", "CUDA0"): slow, ("driver", "CPU"): slow}))
+
+    def homes(*arguments: str) -> set[str]:
+        assert run(tiny, "--measure", "--context", "64", "--batch", "8", "--json", *arguments) == 0
+        return set(json.loads(capsys.readouterr().out)["residents"].values())
+
+    assert homes() == {"CPU"}
+    assert "CUDA0" in homes("--link", "25GB/s:8us")
+    assert "CUDA0" in homes("--link", "CPU,CUDA0=25GB/s:8us")
+    assert homes("--device", "GPU1:1MiB:1GB/s:1TF", "--link", "CPU,GPU1=25GB/s:8us") == {"CPU"}
 
 
 def test_measured_speeds_count_where_they_cannot_be_kept(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
