@@ -59,6 +59,13 @@ def test_json_is_the_answer(tiny: str, capsys: pytest.CaptureFixture[str]) -> No
     assert data["bound"] <= data["seconds"]
 
 
+@pytest.mark.parametrize(("text", "part"), [("2%", 0.02), ("12.5%", 0.125), ("0.03", 0.03)])
+def test_a_gap_is_a_part_or_a_percentage(text: str, part: float, tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--device", "4090", "--device", CPU, "--context", "64", "--batch", "8", "--json",
+               "--within", text) == 0
+    assert json.loads(capsys.readouterr().out)["within"] == part
+
+
 def test_json_says_that_nothing_fits(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, "--device", "CPU:1MiB:60GB/s:1TF", "--json", "--context", "8192", "--batch", "16") == 1
     streams = capsys.readouterr()

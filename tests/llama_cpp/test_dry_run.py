@@ -158,6 +158,9 @@ def test_graphs_are_planned_like_others(dry_run):
     ({"type_k": 200}, "GGML_ASSERT(type >= 0", -6),
     ({"kv_overrides": {"llama.block_count": 9}}, "blk.4.attn_norm.weight' not found", 1),
     ({"kv_overrides": {"general.name": "x" * 128}}, "'general.name' has 128 bytes; llama.cpp takes 127 at most", 1),
+    ({"tensor_split": [1] * 17}, "tensor_split has 17 parts; llama.cpp has 16 devices at most", 1),
+    ({"override_tensor": {f"x{i}": "CPU" for i in range(4096)}},
+     "4096 overrides of tensors; llama.cpp takes 4095 at most", 1),
     ({"override_tensor": {"x": "HOST9"}}, "no buffer type has the name 'HOST9'", 1)])
 def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings, message, status, dry_run):
     from ggml_sched.llama_cpp import DryRunError
@@ -167,6 +170,12 @@ def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings
     assert message in caught.value.message and message in str(caught.value) and caught.value.status == status
     copied = pickle.loads(pickle.dumps(caught.value))
     assert (str(copied), copied.message, copied.status) == (str(caught.value), caught.value.message, status)
+
+
+@pytest.mark.parametrize("settings", [
+    {"tensor_split": [1] * 16}, {"override_tensor": {f"x{i}": "CPU" for i in range(4095)}}], ids=["split", "overrides"])
+def test_as_many_parts_and_overrides_as_llama_cpp_takes_are_taken(settings, dry_run):
+    assert dry_run(TINY, **SMALL, **settings).memory() == dry_run(TINY, **SMALL).memory()
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40"), (64, "SIGRTMAX")])

@@ -237,7 +237,8 @@ def mixture() -> tuple[Facts, int]:
     value = x = ctx.tensor("f32", (8, 1, 2), "x", input=True)
     ids, other = (ctx.tensor("i32", (1, 2), name, input=True) for name in ("ids", "other"))
     for k in range(3):
-        value = ctx.mul_mat_id(resident_tensor(host, (8, 8, 4), f"e{k}"), value, ids if k else other)
+        weight = resident_tensor(host, (4, 8, 4) if k == 1 else (8, 4, 4), f"e{k}")
+        value = ctx.mul_mat_id(weight, value, ids if k else other)
     facts = gs.Scheduler([device, host]).plan(gs.Graph(value)).facts
     assert check(facts) == [] and x.name == "x"
     copies = steps_of(facts, "copy experts")
@@ -320,12 +321,30 @@ def test_a_tensor_that_nothing_overwrites_is_not_refused_to_readers():
     assert [p.reason for p in check(facts)] == ["wrong-overwritten"]
 
 
-def test_experts_that_share_bytes_do_not_travel_one_by_one():
+@pytest.mark.parametrize(("ne", "nb", "reasons"), [
+    ((8, 4, 4, 1), (4, 32, 128, 512), set()),
+    ((8, 4, 4, 1), (4, 128, 32, 512), {"partial-read"}),    # the rows of the experts take turns
+    ((8, 4, 4, 1), (4, 32, 124, 512), {"partial-read"}),    # one element is of two experts
+    ((8, 4, 2, 2), (4, 32, 128, 256), {"partial-read"}),    # a number names two matrices
+])
+def test_experts_that_share_bytes_do_not_travel_one_by_one(ne, nb, reasons):
     facts, _ = mixture()
     weight = facts.program.steps[steps_of(facts, "copy experts")[0]].tensor
-    kind, ne, (nb0, nb1, nb2, nb3) = facts.layout[weight]
-    facts = edit(facts, layout={weight: (kind, ne, (nb0, nb2, nb1, nb3))})
-    assert {p.reason for p in check_dataflow(facts)} == {"partial-read"}
+    facts = edit(facts, layout={weight: (facts.layout[weight][0], ne, nb)})
+    assert {p.reason for p in check_dataflow(facts)} == reasons
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 4), (8, 4, 2, 2)])
+def test_a_weight_of_four_dimensions_travels_whole(shape):
+    host, device = gs.DryBackend("host"), dry_device("device", offload=lambda t: t.op == "MUL_MAT_ID")
+    ctx = gs.Context()
+    x, ids = ctx.tensor("f32", (8, 1, 2), "x", input=True), ctx.tensor("i32", (1, 2), "ids", input=True)
+    weights = [resident_tensor(host, shape, f"e{k}") for k in range(3)]     # so many that they are not kept
+    products = [ctx.restore("MUL_MAT_ID", "f32", (4, 1, 2, 1), (4, 16, 16, 32), [w, x, ids]) for w in weights]
+    plan = gs.Scheduler([device, host]).plan(gs.Graph(ctx.add(ctx.add(*products[:2]), products[2])))
+    plan.verify()
+    kinds = {step.kind for step in plan.program.steps if "copy" in step.kind}
+    assert kinds == {"copy experts" if len(shape) == 3 else "copy"}
 
 
 @pytest.mark.parametrize("reason", CORRUPTIONS)
