@@ -5,7 +5,7 @@ import pytest
 from random_chains import near_budget, random_chain
 
 from ggml_sched.placement.solve import solve
-from ggml_sched.placement.solve._exchange import spliced
+from ggml_sched.placement.solve._exchange import improved, spliced
 from ggml_sched.placement.solve.bound import best_bound, cheapest
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.search import improve, repair, splice
@@ -53,6 +53,16 @@ def test_no_exchange_of_one_or_two_stages_improves_what_was_improved(n_devices, 
                             tried[two] = new_two
                             assert not problem.fits(tried) or (
                                 problem.cost_of(tried) >= problem.cost_of(better) * (1 - 1e-9))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_stages_change_places_on_a_full_device(order):
+    """Only one of them fits the device.  The second saves 9 seconds there, the first takes 1 more elsewhere."""
+    seconds, nbytes = np.array([[5.0, 6.0], [1.0, 10.0]])[[*order]], np.array([[10, 0], [10, 0]])
+    path = np.array([0, 1])[[*order]] + [0, 2]
+    improved(np.array([0, 2, 4]), np.array([0, 0, 1, 1]), seconds.ravel(), nbytes.reshape(-1, 1), np.array([10]), path,
+             np.zeros(1), 1e-9, 8)
+    assert path.tolist() == (np.array([1, 0])[[*order]] + [0, 2]).tolist()
 
 
 def test_a_repaired_path_fits():
