@@ -1,6 +1,7 @@
 """Models of experts under a limit that not all experts fit in: bits, bytes, recordings, and limits without slots."""
 
 import errno
+import pickle
 from collections import Counter
 
 import pytest
@@ -36,6 +37,11 @@ def said(model):
     for token in (5, 8, 13, 21, 34, 55, 89):
         found.append(model.eval([token]))
     return b"".join(logits.tobytes() for logits in found)
+
+
+def banks_of(graph):
+    """{weight: its bank} of the weights whose experts are in slots."""
+    return {t.name: t.buffer.experts for t in graph.tensors if getattr(t.buffer, "experts", None) is not None}
 
 
 def one_by_one(model):
@@ -97,6 +103,19 @@ def test_a_plan_reads_experts_when_they_are_chosen_and_nothing_ahead(path):
         assert f"{model.slots.n_slots} slots of {model.slots.slot_nbytes:,} bytes are for 24 experts" in said
         assert "those of the experts that are in slots" in said and "file reads others" in said
         assert "would be 24 slots" in said and "stays on CPU" in model.explain("blk.1.attn_q.weight")
+
+
+def test_a_pickled_plan_keeps_its_banks_of_experts_and_is_verified_without_the_store(path):
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        graph = model.batch_graph(1, model.cache.padded(1)).graph
+        plan = model.scheduler.plan(graph)
+        banks = {name: bank.number for name, bank in banks_of(graph).items()}
+        kept = pickle.loads(pickle.dumps(plan))
+    kept.verify()
+    found = banks_of(kept.graph)
+    assert banks and {name: bank.number for name, bank in found.items()} == banks
+    assert len(set(map(id, found.values()))) == len(set(banks.values()))
+    assert all(bank.store is kept.backends[0] for bank in found.values()) and kept.program == plan.program
 
 
 def test_whole_tensors_are_fetched_where_asked_and_where_slots_are_too_few(path):
