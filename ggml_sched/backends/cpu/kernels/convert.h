@@ -36,7 +36,7 @@ static inline int gs_block_bytes(int type) {
     return kind != NULL ? kind->bytes : gs_plain_size(type);
 }
 
-/* Whether gs_quantize_row converts to the type: to all float types, and to those quantised types that KV caches use. */
+/* Whether f32 is converted to the type: to all float types, and to those quantised types that KV caches use. */
 static inline int gs_encodes(int type) {
     return gs_is_float(type) || type == GS_TYPE_Q8_0 || type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1
            || type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1;

@@ -85,16 +85,6 @@ int gs_quantize_row(int type, const float *src, void *dst, int64_t n) {
     uint8_t *to = dst;
     const gs_block_kind *kind = gs_block_kind_of(type);
     switch (type) {
-    case GS_TYPE_F32:
-        memcpy(dst, src, (size_t)n * sizeof(float));
-        return 0;
-    case GS_TYPE_F16:
-    case GS_TYPE_BF16:
-        for (int64_t i = 0; i < n; i++) {
-            uint16_t bits = type == GS_TYPE_F16 ? gs_f16_of_f32(src[i]) : gs_bf16_of_f32(src[i]);
-            memcpy(to + 2 * i, &bits, sizeof(bits));
-        }
-        return 0;
     case GS_TYPE_Q8_0:
     case GS_TYPE_Q4_0:
     case GS_TYPE_Q4_1:
