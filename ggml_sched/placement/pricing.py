@@ -157,11 +157,13 @@ class Pricer:
         return total, stalled
 
     def _copies(self, plan: Plan, ids: _Ids, device_of: NDArray[np.intp]) -> float:
-        """Seconds of a plan's copies and write-backs; `device_of`: for each backend the index of its device."""
+        """Seconds of a plan's copies and write-backs, without those of weights that a store fetches; `device_of`: for
+        each backend the index of its device."""
         data = plan.data
         listed = data.copies
         made = [listed[c] for _, _, _, inputs in data.splits for c in inputs
-                if not _is_store(plan.backends[self._holder(plan, ids, listed[c][0])])]
+                if not (_is_store(plan.backends[self._holder(plan, ids, listed[c][0])])
+                        and plan.graph.tensors[listed[c][0]].root.is_resident)]
         if not made:
             return 0.0
         like, to = np.array(made, np.intp).T

@@ -230,6 +230,24 @@ def test_a_fetch_costs_what_the_other_steps_wait_for_it():
     assert max(price_steps(plan, [disk(1e8), CPU])) == pytest.approx(reading)
 
 
+def test_a_copy_of_rows_that_a_store_has_read_costs_what_its_link_does():
+    store, cpu = gs.DryStore("disk", supports_op=lambda node: not node.computes or node.op == "GET_ROWS"), \
+        gs.DryBackend("CPU")
+    stored = gs.Context()
+    table = stored.tensor("f32", (128, 32), "table")
+    store.alloc_tensors(stored)
+    ctx = gs.Context()
+    rows = ctx.get_rows(table, ctx.tensor("i32", 4, "ids", input=True))
+    with gs.Scheduler([store, cpu]) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(ctx.silu(rows))))
+    assert [copy.tensor.name or copy.tensor.op for copy in plan.copies] == ["ids", "GET_ROWS"]
+    link = gs.Link(1e9, 1e-3)
+    found = gs.price(plan, [disk(1e8), CPU], link)
+    assert found.copies == pytest.approx(2e-3 + (4 * 4 + 4 * 128 * 4) / 1e9)
+    assert found.fetches == 0
+    assert sum(price_steps(plan, [disk(1e8), CPU], link)) == pytest.approx(found.seconds)
+
+
 def test_fetches_overlap_with_computing_as_far_as_the_window_allows():
     wide, none = chain_from_a_store(6, 6 * 70_000), chain_from_a_store(6, 0)
     node = gs.price(wide, [disk(1e9), CPU]).compute[1] / 6
