@@ -23,7 +23,7 @@ from ggml_sched.threads.cached import cached_property
 if TYPE_CHECKING:
     from ggml_sched.placement.stock import Stock
 
-__all__ = ["Fit", "Placed", "Usage"]
+__all__ = ["Fetching", "Fit", "Placed", "Usage"]
 
 BOUNDLESS = (1 << 63) - 1
 """What `Fit.budgets` has where nothing bounds an arena."""
@@ -43,6 +43,8 @@ class Placed(NamedTuple):
     """Index of its model, where several were placed together."""
     pinned: bool = False
     """Whether a pin of the caller put it there."""
+    fetched: bool = False
+    """Whether it is in a file, from which each evaluation fetches what it reads: then it takes no memory there."""
 
 
 class Usage(NamedTuple):
@@ -56,6 +58,34 @@ class Usage(NamedTuple):
     reserve: int
     left: int
     """Bytes of the budget that nothing takes."""
+    fetched: int = 0
+    """Bytes of its weights that are in a file: `weights` does not count them."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """What each evaluation fetches, where the weights do not fit all devices together."""
+
+    source: Device
+    """The disk: the device that `gs.price` needs besides `Fit.devices` for the plans."""
+    names: tuple[str, ...]
+    """The weights that each evaluation fetches as a whole, in the order of their uses."""
+    rows: tuple[str, ...]
+    """The weights in the file of which evaluations read the rows that they need."""
+    nbytes: int
+    """Bytes of the weights `names`, aligned."""
+    window: int
+    """Bytes of the host's arena for weights that are being fetched or used."""
+    with_more: int
+    """Bytes that each evaluation would fetch with 1 GiB more on the host."""
+    still: tuple[str, ...]
+    """The weights that each evaluation would then fetch."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return {"source": self.source.name, "bandwidth": self.source.bandwidth, "latency": self.source.launch,
+                "nbytes": self.nbytes, "window": self.window, "weights": list(self.names), "rows": list(self.rows),
+                "nbytes_with_1GiB_more": self.with_more}
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +137,8 @@ class Fit:
     """Where each weight and cache lives: those of the first model, sorted by name, then of the next."""
     worth: tuple[float, ...]
     """For each device the seconds that one more byte of it is worth (a multiplier).  For each such byte the bound falls
-    by at most these seconds; `seconds` falls in steps, because a tensor is never divided."""
+    by at most these seconds; `seconds` falls in steps, because a tensor is never divided.  Where computing waits for
+    weights that are fetched, the seconds of fetching a byte less."""
     assigned: bool
     """Whether the plans assign nodes to devices; otherwise the scheduler's own rules place all nodes."""
     fill: float
@@ -116,6 +147,8 @@ class Fit:
     """For each graph whether weights of the host may be streamed to other devices for it."""
     plans: tuple[Plan, ...] = field(compare=False)
     """The plan of each graph; its graph is a copy of the one that was given."""
+    fetching: Fetching | None = None
+    """What each evaluation fetches from the disk of the host; None: all weights stay on the devices."""
 
     # -- what it takes ----------------------------------------------------------------
 
@@ -135,10 +168,11 @@ class Fit:
         rows = []
         for d, device in enumerate(self.devices):
             here = [entry for entry in self.placed if entry.device == d]
-            weights = sum(entry.nbytes for entry in here if entry.kind == "weight")
-            cache = sum(entry.nbytes for entry in here) - weights
+            weights = sum(entry.nbytes for entry in here if entry.kind == "weight" and not entry.fetched)
+            fetched = sum(entry.nbytes for entry in here if entry.fetched)
+            cache = sum(entry.nbytes for entry in here) - weights - fetched
             rows.append(Usage(device, weights, cache, self.arenas[d], min(device.reserve, device.memory),
-                              device.budget - weights - cache - self.arenas[d]))
+                              device.budget - weights - cache - self.arenas[d], fetched))
         return tuple(rows)
 
     def model(self, k: int) -> Fit:
@@ -206,8 +240,11 @@ class Fit:
         if not self.assigned:
             return {}
         like = self._like(graph)
-        found = {key: like.backends.index(like.backend_of(t)) for key, t in _keyed(like.graph)}
-        return {t: self.devices[found[key]] for key, t in _keyed(graph) if key in found}
+        # A store, which reads rows of its weights, is no device.
+        devices = dict(zip([b for b in like.backends if not b.is_store], self.devices, strict=True))
+        found = {key: devices.get(backend) for key, t in _keyed(like.graph)
+                 if (backend := like.backend_of(t)) is not None}
+        return {t: device for key, t in _keyed(graph) if (device := found.get(key)) is not None}
 
     def budgets(self) -> tuple[int, ...]:
         """For each device the bytes that the arena of a scheduler may take: what weights and caches leave.  Without
@@ -291,13 +328,13 @@ class Fit:
             "within": self.within, "goal": list(self.goal), "fill": self.fill, "stream": list(self.stream),
             "devices": [device.to_dict() for device in self.devices],
             "memory": [{"device": use.device.name, "weights": use.weights, "cache": use.cache, "arena": use.arena,
-                        "reserve": use.reserve, "left": use.left} for use in self.memory],
+                        "reserve": use.reserve, "left": use.left, "fetched": use.fetched} for use in self.memory],
             "graphs": [{"weight": weight, "seconds": price.seconds,
                         "compute": dict(zip(names, price.compute, strict=True)), "copies": price.copies,
-                        "splits": price.splits}
+                        "splits": price.splits, "fetches": price.fetches, "stalled": price.stalled}
                        for weight, price in zip(self.goal, self.prices, strict=True)],
             "seconds_per_byte": dict(zip(names, self.worth, strict=True)),
-            "assigned": self.assigned, **where,
+            "assigned": self.assigned, "fetching": None if self.fetching is None else self.fetching.to_dict(), **where,
         }
 
     def to_json(self) -> str:

@@ -63,6 +63,18 @@ class Rates(Mapping[str, float]):
         return repr(dict(self._items))
 
 
+@dataclass(frozen=True)
+class Link:
+    """A way for copies: `latency` in seconds a copy, `bandwidth` in bytes a second."""
+
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        vars(self)["bandwidth"] = _rate("a link", "bandwidth", self.bandwidth)
+        vars(self)["latency"] = _seconds("a link", "latency", self.latency)
+
+
 @dataclass(frozen=True, init=False)
 class Device:
     """The numbers of one device that placement depends on: how much it holds, and how fast it computes.
@@ -73,8 +85,10 @@ class Device:
     node takes at least (default 4 us on a host, 2.5 us elsewhere); `split`: seconds to begin a split (default 5 us on a
     host, 10 us elsewhere).  `host`: whether this is the processor that has the inputs, and through which other devices
     exchange data.  `alignment`: every address on it is a multiple of so many bytes.  `measured`: the names of the
-    fields that were measured; the others are assumed.  `backend`: the real backend that it describes; without one a
-    `DryBackend` of this name and budget, made when it is first used.
+    fields that were measured; the others are assumed.  `fetch`: the disk of a host, as a `Link` or as bytes a second:
+    where weights do not fit all devices together, each evaluation fetches some from there; None: all weights have to
+    fit.  `backend`: the real backend that it describes; without one a `DryBackend` of this name and budget, made when
+    it is first used.
 
     Raises TypeError and ValueError, which name the device, for numbers that no device can have.
     """
@@ -91,12 +105,14 @@ class Device:
     flops_of: Rates
     alignment: int
     measured: frozenset[str]
+    fetch: Link | None
     _backend: Backend | None = field(init=False, compare=False, repr=False)
 
     def __init__(self, name: str, memory: int, bandwidth: float, flops: float, host: bool = False,
                  launch: float | None = None, split: float | None = None, reserve: int = 0,
                  bandwidths: Mapping[str, float] | None = None, flops_of: Mapping[str, float] | None = None,
-                 alignment: int = 64, measured: Iterable[str] = frozenset(), backend: Backend | None = None) -> None:
+                 alignment: int = 64, measured: Iterable[str] = frozenset(), backend: Backend | None = None,
+                 fetch: Link | float | None = None) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a device is a text that is not empty, not {name!r}")
         what = f"device {name!r}"
@@ -112,13 +128,15 @@ class Device:
             "launch": _seconds(what, "launch", launch), "split": _seconds(what, "split", split),
             "reserve": _bytes(what, "reserve", reserve), "bandwidths": _rates(what, "bandwidths", bandwidths),
             "flops_of": _rates(what, "flops_of", flops_of), "alignment": _bytes(what, "alignment", alignment),
-            "measured": known, "_backend": backend}
+            "measured": known, "fetch": _source(what, fetch), "_backend": backend}
         if alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"{what}: an alignment of {alignment} bytes is not a power of two")
         if unknown:
             raise ValueError(f"{what}: measured names {unknown}, which are no fields")
         if backend is not None and not isinstance(backend, Backend):
             raise TypeError(f"{what}: backend is a Backend, not {backend!r}")
+        if fetch is not None and not host:
+            raise ValueError(f"{what} is no host: only a host fetches weights in each evaluation")
         vars(self).update(values)
 
     @property
@@ -135,6 +153,7 @@ class Device:
         if made is None:
             made = DryBackend(self.name, alignment=self.alignment, memory=self.budget)
             made.is_host = self.host
+            made.concurrent_copies = self.fetch is not None     # as of backends over host memory
             made = vars(self).setdefault("_dry", made)      # another thread may have stored one: both get the same
         backend: Backend = made
         return backend
@@ -157,8 +176,9 @@ class Device:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         fields = {name: getattr(self, name) for name in _FIELDS}
+        source = None if self.fetch is None else {"bandwidth": self.fetch.bandwidth, "latency": self.fetch.latency}
         return {**fields, "bandwidths": dict(self.bandwidths), "flops_of": dict(self.flops_of),
-                "measured": sorted(self.measured)}
+                "measured": sorted(self.measured), "fetch": source}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -167,7 +187,9 @@ class Device:
         if unknown or missing:
             raise ValueError(f"device {fields.get('name')!r}: unknown fields {sorted(unknown)}, missing fields "
                              f"{sorted(missing)}")
-        return cls(**{**fields, "measured": frozenset(fields.get("measured", ()))})
+        source = fields.get("fetch")
+        return cls(**{**fields, "measured": frozenset(fields.get("measured", ())),
+                      "fetch": Link(**source) if isinstance(source, Mapping) else source})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the device without its backend."""
@@ -175,7 +197,7 @@ class Device:
 
 
 _FIELDS = ("name", "memory", "bandwidth", "flops", "host", "launch", "split", "reserve", "bandwidths", "flops_of",
-           "alignment", "measured")
+           "alignment", "measured", "fetch")
 
 
 class Driver(Device):
@@ -197,6 +219,10 @@ def _rate(what: str, name: str, value: object) -> float:
     if not 1 <= rate <= _FASTEST:
         raise ValueError(f"{what}: {name} is {rate:g} a second; a rate is at least 1 and at most {_FASTEST:g}")
     return rate
+
+
+def _source(what: str, fetch: Link | float | None) -> Link | None:
+    return fetch if fetch is None or isinstance(fetch, Link) else Link(_rate(what, "fetch", fetch))
 
 
 def _rates(what: str, name: str, given: Mapping[str, float] | None) -> Rates:
@@ -222,18 +248,6 @@ def _bytes(what: str, name: str, value: Any) -> int:
     if not 0 <= nbytes < 1 << 63:
         raise ValueError(f"{what}: {name} of {nbytes} bytes is negative or too large")
     return nbytes
-
-
-@dataclass(frozen=True)
-class Link:
-    """A way for copies: `latency` in seconds a copy, `bandwidth` in bytes a second."""
-
-    bandwidth: float
-    latency: float = 0.0
-
-    def __post_init__(self) -> None:
-        vars(self)["bandwidth"] = _rate("a link", "bandwidth", self.bandwidth)
-        vars(self)["latency"] = _seconds("a link", "latency", self.latency)
 
 
 LinkLike: TypeAlias = "Link | Mapping[tuple[str, str], Link] | None"

@@ -5,16 +5,22 @@ Prices are differences between real plans: the answer's, and one with the tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from ggml_sched._graph import Tensor
-from ggml_sched.placement.answer import Fit, Placed
+from ggml_sched.placement.answer import Fetching, Fit, Placed
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.report import more_memory
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.tables import memory_text, seconds
 
+if TYPE_CHECKING:
+    from ggml_sched.placement.fetching import FetchingTrials
+
 __all__ = ["explain"]
+
+_Trials: TypeAlias = "Trials | FetchingTrials"
 
 
 def explain(fit: Fit, name: str) -> str:
@@ -33,13 +39,20 @@ def explain(fit: Fit, name: str) -> str:
 def _explained(fit: Fit, entry: Placed) -> str:
     """The text for the answer of one model."""
     graphs = [plan.graph for plan in fit.plans]
-    trials = Trials(graphs, fit.devices, Links(fit.devices, fit.link), fit.goal, fit.fill)
     device_of = {other.name: other.device for other in fit.placed}
+    made = Trials(graphs, fit.devices, Links(fit.devices, fit.link), fit.goal, fit.fill)
+    trials: _Trials = made
+    if fit.fetching is not None:
+        from ggml_sched.placement.fetching import FetchingTrials
+
+        trials = FetchingTrials(made, fit.link, device_of, fit.fetching.names)
     nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
     base = trials.run(device_of, nodes if fit.assigned else None)
     here = fit.devices[entry.device].name
-    lines = [f"{entry.name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take "
-             f"{seconds(_own_seconds(trials, entry.name, entry.device))}"]
+    taken = seconds(_own_seconds(trials, entry.name, entry.device))
+    lines = [f"{entry.name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take {taken}"]
+    if fit.fetching is not None and fit.devices[entry.device].host:
+        lines = list(_fetched(fit.fetching, entry, here, taken))
     for d in range(len(fit.devices)):
         if d != entry.device:
             lines.append(_elsewhere(fit, trials, base, device_of, nodes if fit.assigned else None, entry, d))
@@ -47,11 +60,31 @@ def _explained(fit: Fit, entry: Placed) -> str:
     return "\n".join(lines)
 
 
+def _fetched(fetching: Fetching, entry: Placed, host: str, taken: str) -> Iterator[str]:
+    """The lines for a weight or cache of a host that fetches weights; `taken`: what the nodes that read it take."""
+    source = fetching.source
+    if entry.name in fetching.names:
+        reading = seconds(source.launch + entry.nbytes / source.bandwidth)
+        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {source.name}, from which {host} fetches it in each "
+               f"evaluation in {reading}, while other nodes are computed; the nodes that read it take {taken}")
+    elif entry.fetched:
+        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {source.name}, from which each evaluation reads the rows "
+               "that it needs")
+        return
+    else:
+        yield f"{entry.name}: {memory_text(entry.nbytes)} stay on {host}, where the nodes that read it take {taken}"
+    if entry.kind == "weight":
+        fate = "it would still be fetched" if entry.name in fetching.still else "it would stay" + (
+            ", too" if entry.name in fetching.names else "")
+        yield (f"  with 1 GiB more on {host} {fate}, and an evaluation would fetch {memory_text(fetching.with_more)} "
+               f"instead of {memory_text(fetching.nbytes)}")
+
+
 def _index(fit: Fit, name: str) -> int:
     return next(d for d, device in enumerate(fit.devices) if device.name == name)
 
 
-def _elsewhere(fit: Fit, trials: Trials, base: Trial, device_of: Mapping[str, int],
+def _elsewhere(fit: Fit, trials: _Trials, base: Trial, device_of: Mapping[str, int],
                nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
     """The line that says what the resident would cost on another device, d; `base`: the trial of the answer;
     `device_of`: {resident: its device in the answer}."""
@@ -78,7 +111,7 @@ def _change(difference: float) -> str:
     return f"{seconds(abs(difference))} {'more' if difference >= 0 else 'less'}"
 
 
-def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
+def _moved(trials: _Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
            d: int, pushed: Mapping[str, int] | None = None) -> Trial:
     """The trial of these residents, with each node whose largest resident is moved assigned to its new device.
 
@@ -99,7 +132,7 @@ def _moved(trials: Trials, residents: Mapping[str, int], nodes: Sequence[Mapping
     return trials.cheapest(residents, changed)
 
 
-def _own_seconds(trials: Trials, name: str, d: int) -> float:
+def _own_seconds(trials: _Trials, name: str, d: int) -> float:
     """Seconds, weighted by the goal, that the nodes which read a resident would take on device d."""
     total = 0.0
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
@@ -110,7 +143,7 @@ def _own_seconds(trials: Trials, name: str, d: int) -> float:
     return total
 
 
-def _pushed_out(trials: Trials, device_of: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
+def _pushed_out(trials: _Trials, device_of: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
     """The names of residents of device d whose move to the entry's present device frees `missing` bytes for about the
     fewest seconds; empty if all of them together are too small."""
     lost: dict[str, float] = {}

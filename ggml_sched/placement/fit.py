@@ -7,14 +7,16 @@ which plans the placements found; and it makes the answer.  It also has the fall
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory
-from ggml_sched.placement.answer import Fit, Placed
+from ggml_sched.placement.answer import Fetching, Fit, Placed
 from ggml_sched.placement.arguments import (
     Goal,
     Graphs,
@@ -41,6 +43,10 @@ from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
 from ggml_sched.threads.cached import cached_property
 
+if TYPE_CHECKING:
+    from ggml_sched.placement.fetching import Fetched, Fetches
+    from ggml_sched.placement.overflow import Placement
+
 __all__ = ["Refit", "Refits", "fit"]
 
 ENDLESS = 1 << 55
@@ -48,6 +54,8 @@ ENDLESS = 1 << 55
 DEAR = 1000.0
 """A byte on such a host adds this many times the seconds of reading it once to the price, so that the search leaves
 little there."""
+MORE_PINS = 2
+"""How often more caches are pinned to other devices where those on the host exceed it: they cannot be fetched."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
 """Where every model has at most `TINY` placements, all are planned; with up to `FEW` they are if the search did not
 come close enough to the bound.  In both cases all models together must have at most `MOST` combinations."""
@@ -97,8 +105,12 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     streams = streams_of(stream, models)
     search = _Search(models, devices, links, pins_of(pins, models, devices), streams, within, turns,
                      end=end)
-    best = search.run()
-    return search.answer(best, link, fill)
+    best = search.found() or search.spare()
+    if best is not None and not any(best.missing):
+        return search.answer(best, link, fill)
+    if devices[-1].fetch is None:
+        raise search.refusal(best)
+    return search.fetched(best, link, fill)
 
 
 class Refit(NamedTuple):
@@ -161,11 +173,6 @@ class _Search:
 
     # -- the search -------------------------------------------------------------------
 
-    def run(self) -> Found:
-        """The best placement found; OutOfMemory where there is none."""
-        found = self.found()
-        return self._spare_host() if found is None else found
-
     def found(self) -> Found | None:
         """The best placement found, None where there is none; of two that take nearly as long the one with fewer
         splits."""
@@ -195,25 +202,103 @@ class _Search:
         return [Tables(model.facts, model.weights, self.devices, self.links, stream, pins)
                 for model, stream, pins in zip(self.models, streams, self.pins, strict=True)]
 
-    def _spare_host(self) -> Found:
-        """A last try where nothing was found: the placement with nearly the fewest bytes on the host, if it fits;
-        otherwise raises the error that says what this placement would need."""
+    def spare(self) -> Found | None:
+        """A last try where nothing was found: the placement with nearly the fewest bytes on the host, whether it fits
+        or the host lacks memory; None where there is none."""
         host = self.devices[-1]
         endless = (*self.devices[:-1], host.replace(memory=ENDLESS, reserve=0))
         if host.budget >= endless[-1].budget:
-            raise refusal(self.models, self.devices, self.pins)
+            return None
         more = _Search(self.models, endless, self.links, self.pins, self.streams, self.within, self.turns,
                        DEAR / host.bandwidth, end=self.candidates.end)
-        try:
-            found = more.run()
-        except OutOfMemory:
-            raise refusal(self.models, self.devices, self.pins) from None
+        found = more.found() or more.spare()
         # The same placement under the budgets of this search, whose host is not endless.
-        found = self.candidates.found(found.trials, found.residents, found.nodes)
-        if any(found.missing):
-            used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
-            raise refusal(self.models, self.devices, self.pins, used, sum(found.arenas))
-        return found
+        return None if found is None else self.candidates.found(found.trials, found.residents, found.nodes)
+
+    def refusal(self, found: Found | None) -> OutOfMemory:
+        """The error that says what a placement would need, or, without one, that nothing fits."""
+        if found is None:
+            return refusal(self.models, self.devices, self.pins)
+        used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
+        return refusal(self.models, self.devices, self.pins, used, sum(found.arenas))
+
+    # -- with weights that are fetched ---------------------------------------------------
+
+    def fetched(self, spare: Found | None, link: LinkLike, fill: float) -> Fit:
+        """The answer under which each evaluation fetches weights, where nothing fits otherwise.  `spare`: the placement
+        with nearly the fewest bytes on the host.  OutOfMemory where this is not enough, or cannot be."""
+        from ggml_sched.placement.fetching import Fetches
+        from ggml_sched.placement.overflow import bisected, overflow
+
+        error = self.refusal(spare)
+        for reason, given in (("the weights of one model", len(self.models) > 1),
+                              ("no weights that are streamed to other devices", any(map(any, self.streams)))):
+            if given:
+                raise OutOfMemory(f"{error}; {self.devices[-1].name} fetches {reason}", error.backend, error.needed,
+                                  error.available)
+        model, host = self.models[0], self.devices[-1]
+        fetches = Fetches(model, link)
+
+        def with_more(more: int) -> tuple[Device, ...]:
+            return (*self.devices[:-1], host.replace(memory=host.memory + more))
+
+        seen = [] if spare is None else [(spare.residents[0], spare.nodes[0])]
+
+        def probed(pins: Mapping[str, int], tables: list[Tables], more: int) -> tuple[Placement | None, float]:
+            search = _Search(self.models, with_more(more), self.links, [pins], self.streams, self.within, self.turns,
+                             tables=tables, end=self.candidates.end)
+            found = search.found()
+            if found is None:
+                return None, search.bound
+            seen.append((found.residents[0], found.nodes[0]))
+            return seen[-1], min(search.bound, found.seconds)
+
+        def is_late() -> bool:
+            return time.monotonic() >= self.candidates.end
+
+        total = sum(min(model.bytes_on(d, name) for d in range(len(self.devices))) for name in model.sizes)
+        low = min(fetches.most, max(0, total - sum(device.budget for device in self.devices)))
+        known = fetches.place(*seen[0]) if seen else None
+        best, bound = overflow(fetches, partial(probed, self.pins[0], self._made), self.within, low, known, is_late)
+        for _ in range(MORE_PINS):
+            pins = None if best is not None or not seen else self._fewer_on_host(fetches, seen[-1])
+            if pins is None:
+                break
+            best = overflow(fetches, partial(probed, pins, []), self.within, low, None, is_late)[0]
+        if best is None:
+            needs = [need for placement in seen if (need := fetches.least_bytes(*placement)) is not None]
+            needed, arenas = min(needs, default=(None, 0))
+            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True)
+        full = bisected(fetches, lambda more: self._node_bound(with_more(more)), low, best.seconds)
+        return self.fetched_answer(fetches, best, full, max(full, min(bound, best.seconds)), link, fill)
+
+    def _fewer_on_host(self, fetches: Fetches, placement: Placement) -> dict[str, int] | None:
+        """Pins to other devices of caches and weights of experts, so many that what the host of a placement cannot have
+        in the store fits it; None where the others have no room for them."""
+        residents, nodes = placement
+        need = fetches.least_bytes(residents, nodes)
+        model, host = self.models[0], len(self.devices) - 1
+        if need is None:
+            return None
+        missing = need[0] - self.devices[host].budget
+        lasting = {name: d for name, d in residents.items() if not fetches.may_fetch(name)}
+        pins = {**self.pins[0], **{name: d for name, d in lasting.items() if d != host}}
+        room = [device.budget for device in self.devices[:host]]
+        for name, d in pins.items():
+            if d != host:
+                room[d] -= model.bytes_on(d, name)
+        layers: dict[str, list[str]] = {}       # the caches of a layer have its number, and stay together
+        for name, d in lasting.items():
+            if d == host and name not in pins:
+                layers.setdefault("".join(filter(str.isdigit, name)), []).append(name)
+        for names in layers.values():
+            if missing <= 0 or not room:
+                break
+            d = max(range(host), key=lambda d: room[d])
+            room[d] -= sum(model.bytes_on(d, name) for name in names)
+            missing -= sum(model.bytes_on(host, name) for name in names)
+            pins.update(dict.fromkeys(names, d))
+        return pins if missing <= 0 and min(room, default=-1) >= 0 else None
 
     def _every_one(self, most: int) -> None:
         """Plan every placement, if each model has at most `most` placements."""
@@ -260,8 +345,8 @@ class _Search:
 
     # -- the answer -------------------------------------------------------------------
 
-    def _node_bound(self) -> float:
-        """The bound of all placements of all models."""
+    def _node_bound(self, devices: Sequence[Device] | None = None) -> float:
+        """The bound of all placements of all models; `devices`: with other budgets than those of the search."""
         several = len(self.models) > 1
         allowed: dict[Key, list[bool]] = {}
         for k, pins in enumerate(self.pins):
@@ -270,7 +355,8 @@ class _Search:
         facts = [found for model in self.models for found in model.facts]
         weights = [weight for model in self.models for weight in model.weights]
         numbers = [k for k, model in enumerate(self.models) for _ in model.facts] if several else None
-        return node_bound(facts, weights, self.devices, self.links, self.candidates.budgets, allowed, numbers).seconds
+        budgets = [device.budget for device in devices or self.devices]
+        return node_bound(facts, weights, self.devices, self.links, budgets, allowed, numbers).seconds
 
     def answer(self, best: Found, link: LinkLike, fill: float) -> Fit:
         """The value to return: the best placement planned once more, with its bounds."""
@@ -293,3 +379,18 @@ class _Search:
                    tuple(trial.arenas for trial in best.trials), tuple(models), tuple(prices), tuple(placed),
                    self.candidates.worth, any(nodes is not None for nodes in best.nodes), fill,
                    tuple(flag for flags in self.streams for flag in flags), tuple(plans))
+
+    def fetched_answer(self, fetches: Fetches, best: Fetched, bound: float, rules_bound: float, link: LinkLike,
+                       fill: float) -> Fit:
+        """The value to return for a placement with fetched weights, planned once more, with its bounds."""
+        model, trial = self.models[0], fetches.again(best)
+        stored = {*best.rows, *(use.name for use in best.choice.fetched)}
+        placed = tuple(Placed(name, model.kinds[name], model.bytes_on(d, name), d, 0, name in self.pins[0],
+                              name in stored) for name, d in sorted(best.residents.items()))
+        fetching = Fetching(fetches.source, tuple(use.name for use in best.choice.fetched), best.rows,
+                            best.choice.nbytes, best.choice.window, best.more.nbytes,
+                            tuple(use.name for use in best.more.fetched))
+        return Fit(self.devices, link, tuple(model.weights), self.within, trial.seconds, bound, rules_bound,
+                   trial.arenas, (trial.arenas,), (0,) * len(trial.plans), trial.prices, placed,
+                   (fetches.worth(best),) * len(self.devices), best.nodes is not None, fill, tuple(self.streams[0]),
+                   trial.plans, fetching)

@@ -32,7 +32,12 @@ def verdict(fit: Fit) -> str:
     sizes = " and ".join(memory_text(use.weights + use.cache) for use in there)
     on_host = host.weights + host.cache
     pinned = sum(entry.nbytes for entry in fit.placed if entry.pinned and fit.devices[entry.device].host)
-    if not beside:
+    if fit.fetching is not None:
+        held = " and ".join(f"{use.device.name} ({memory_text(use.weights + use.cache)})" for use in fit.memory
+                            if use.weights or use.cache)
+        first = (f"not without a disk: each evaluation fetches {memory_text(fit.fetching.nbytes)} of the weights; all "
+                 f"else fits {held}")
+    elif not beside:
         first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
     elif not there:
         first = f"no: all of it is on {host.device.name} ({memory_text(on_host)})"
@@ -64,11 +69,13 @@ def _name(plan: Plan) -> str:
 
 
 def memory_table(fit: Fit) -> str:
-    """A row for each device: weights, cache, arena, reserve, what is left."""
-    rows: list[Sequence[object]] = [("device", "memory", "weights", "cache", "arena", "reserve", "left")]
+    """A row for each device: weights, cache, arena, reserve, what is left, and weights in a file, if there are any."""
+    rows: list[Sequence[object]] = [("device", "memory", "weights", "cache", "arena", "reserve", "left",
+                                     *(["in the file"] if fit.fetching else []))]
     for use in fit.memory:
-        rows.append((use.device.name, *map(memory_text, (use.device.memory, use.weights, use.cache, use.arena,
-                                                         use.reserve, use.left))))
+        rows.append((use.device.name, *map(memory_text, (
+            use.device.memory, use.weights, use.cache, use.arena, use.reserve, use.left,
+            *([use.fetched] if fit.fetching else [])))))
     return table(rows, underlined=True)
 
 
@@ -76,19 +83,21 @@ def kinds_table(fit: Fit) -> str:
     """A row for each kind of resident, which is all those whose names differ in numbers alone: their bytes, and how
     many they are, on each device."""
     kinds: dict[str, list[list[int]]] = {}
+    places = [device.name for device in fit.devices] + ([] if fit.fetching is None else ["in the file"])
     for entry in fit.placed:
-        counts = kinds.setdefault(_NUMBER.sub("*", entry.name), [[0, 0] for _ in fit.devices])
-        counts[entry.device][0] += 1
-        counts[entry.device][1] += entry.nbytes
+        counts = kinds.setdefault(_NUMBER.sub("*", entry.name), [[0, 0] for _ in places])
+        at = len(fit.devices) if entry.fetched else entry.device
+        counts[at][0] += 1
+        counts[at][1] += entry.nbytes
     small = [kind for kind, counts in kinds.items() if sum(n for _, n in counts) < _total(fit) / 1000]
     if len(small) > 1:
-        rest = [[0, 0] for _ in fit.devices]
+        rest = [[0, 0] for _ in places]
         for kind in small:
             for d, (n, nbytes) in enumerate(kinds.pop(kind)):
                 rest[d][0] += n
                 rest[d][1] += nbytes
         kinds["smaller ones"] = rest
-    rows: list[Sequence[object]] = [("tensors", *(device.name for device in fit.devices))]
+    rows: list[Sequence[object]] = [("tensors", *places)]
     for kind, counts in kinds.items():
         rows.append((kind, *(f"{memory_text(nbytes)} ({n})" if n else "" for n, nbytes in counts)))
     return table(rows, underlined=True)
@@ -101,16 +110,17 @@ def _total(fit: Fit) -> int:
 def time_table(fit: Fit) -> str:
     """A row for each graph: its weight, seconds, and where they go."""
     rows: list[Sequence[object]] = [("graph", "weight", "time", *(f"on {device.name}" for device in fit.devices),
-                                     "copies", "splits")]
+                                     "copies", "splits", *(["waits for fetches"] if fit.fetching else []))]
     for plan, weight, price in zip(fit.plans, fit.goal, fit.prices, strict=True):
         rows.append((_name(plan), f"{weight:g}", seconds(price.seconds), *map(seconds, price.compute),
-                     seconds(price.copies), seconds(price.splits)))
+                     seconds(price.copies), seconds(price.splits),
+                     *([f"{seconds(price.stalled)} of {seconds(price.fetches)}"] if fit.fetching else [])))
     return table(rows, underlined=True)
 
 
 def notes(fit: Fit) -> str:
     """What more memory is worth, what the bound covers, which numbers are measured."""
-    lines = more_memory(fit)
+    lines = [*_fetching(fit), *more_memory(fit)]
     others = "none at all" if all(fit.goal) else "none that does so in the graphs without a weight"
     lines.append(f"no placement that was compared, with nodes where their weights and caches are, takes less than "
                  f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); {others} takes less than "
@@ -124,6 +134,19 @@ def notes(fit: Fit) -> str:
     if fit.link is None and len(fit.devices) > 1:
         lines.append(f"assumed: links of {DEFAULT_LINK.bandwidth / 1e9:g} GB/s and {seconds(DEFAULT_LINK.latency)}")
     return "\n".join(lines)
+
+
+def _fetching(fit: Fit) -> list[str]:
+    """A line about the weights that are fetched, if there are any."""
+    found = fit.fetching
+    if found is None:
+        return []
+    reading = max(price.fetches for weight, price in zip(fit.goal, fit.prices, strict=True) if weight)
+    speed = f"{found.source.bandwidth / 1e9:.3g} GB/s"
+    return [f"each evaluation fetches {len(found.names)} weights of {memory_text(found.nbytes)} from "
+            f"{found.source.name} at {speed}, which takes {seconds(reading)}, to a window of "
+            f"{memory_text(found.window)}; with 1 GiB more on {fit.devices[-1].name} it would fetch "
+            f"{memory_text(found.with_more)}"]
 
 
 def more_memory(fit: Fit) -> list[str]:

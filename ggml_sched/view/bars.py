@@ -99,7 +99,7 @@ def kind_of(name: str) -> str:
 
 def _of_fit(fit: Fit) -> _Answer:
     parts: list[dict[str, int]] = [dict.fromkeys(KINDS, 0) for _ in fit.devices]
-    for entry in fit.placed:
+    for entry in (entry for entry in fit.placed if not entry.fetched):
         parts[entry.device][kind_of(entry.name) if entry.kind == "weight" else CACHE] += entry.nbytes
     devices = []
     for use, found in zip(fit.memory, parts, strict=True):
@@ -107,7 +107,7 @@ def _of_fit(fit: Fit) -> _Answer:
                                use.left, use.device.host))
     names = [device.name for device in fit.devices]
     return _Answer(tuple(devices), fit.seconds, _spent(names, [
-        (weight, price.compute, price.copies, price.splits)
+        (weight, price.compute, price.copies, price.splits, price.stalled)
         for weight, price in zip(fit.goal, fit.prices, strict=True)]))
 
 
@@ -129,7 +129,7 @@ def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
                                     found.residents.items()}, weights, cache, arena, left)
                for name, weights, cache, arena, left in used]
     return _Answer(tuple(devices), found.seconds, _spent(names, [
-        (weight, price.compute, price.copies, price.splits)
+        (weight, price.compute, price.copies, price.splits, price.stalled)
         for weight, price in zip(like.goal, found.prices, strict=True)]))
 
 
@@ -148,6 +148,9 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
     residents = dict(found.get("residents", {}))
     for model in found.get("models", ()):
         residents |= model["residents"]
+    fetching = found.get("fetching") or {}
+    for name in (*fetching.get("weights", ()), *fetching.get("rows", ())):
+        residents.pop(name, None)       # in a file, on no device
     names = [str(use["device"]) for use in found["memory"]]
     devices = []
     for name, use in zip(names, found["memory"], strict=True):
@@ -156,7 +159,7 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
                                _whole(use["reserve"]), name in hosts))
     return _Answer(tuple(devices), _real(found["seconds"]), _spent(names, [
         (_real(graph["weight"]), [_real(graph["compute"][name]) for name in names], _real(graph["copies"]),
-         _real(graph["splits"]))
+         _real(graph["splits"]), _real(graph.get("stalled", 0)))
         for graph in found["graphs"]]))
 
 
@@ -192,14 +195,16 @@ def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, ca
                    is_host if is_host is not None else own is not None and own.host)
 
 
-def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], float, float]],
+def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], float, float, float]],
            ) -> tuple[tuple[str, float, str], ...]:
     """The parts of the bar of time, as in `_Answer.spent`; `graphs`: for each graph (its weight in the goal, seconds
-    of each device, of copies, of splits)."""
-    found = [(f"{name} computes", sum(w * compute[d] for w, compute, _, _ in graphs),
+    of each device, of copies, of splits, of waiting for fetched weights)."""
+    found = [(f"{name} computes", sum(w * compute[d] for w, compute, _, _, _ in graphs),
               "host" if d == len(names) - 1 and d else "device") for d, name in enumerate(names)]
-    found.append(("copies", sum(w * copies for w, _, copies, _ in graphs), ROLES[COPIES].colour))
-    found.append(("splits", sum(w * splits for w, _, _, splits in graphs), ROLES[OUTPUT].colour))
+    found.append(("copies", sum(w * copies for w, _, copies, _, _ in graphs), ROLES[COPIES].colour))
+    found.append(("splits", sum(w * splits for w, _, _, splits, _ in graphs), ROLES[OUTPUT].colour))
+    if any(stalled for *_, stalled in graphs):
+        found.append(("waits for the disk", sum(w * stalled for w, *_, stalled in graphs), ROLES[STREAM].colour))
     return tuple(found)
 
 
