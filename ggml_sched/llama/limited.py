@@ -23,9 +23,10 @@ from ggml_sched.errors import OutOfMemory
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
-from ggml_sched.llama.residency import Choice, Residency, Use, choose, least_choice
+from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
+from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice
 from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.gguf import GGUFFile, TensorInfo
     from ggml_sched.llama.hparams import Hparams
     from ggml_sched.llama.kvcache import KVCache
+    from ggml_sched.placement.answer import Fit
 
 __all__ = ["Held", "graphs_of", "hold", "store_for"]
 
@@ -146,13 +148,14 @@ def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVC
 
 def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
          backends: Sequence[Backend], limits: Mapping[Backend, int], n_seq: int, n_batch: int | None,
-         policy: str, experts: Policy | None = None) -> tuple[Held, int]:
+         policy: str, experts: Policy | None = None, fit: Fit | None = None) -> tuple[Held, int]:
     """Choose which weights stay in memory under the limits; returns (the choice, the n_batch that it allows).
 
     `n_batch` None: the first of BATCHES that fits.  `experts` is the expert policy of slots; None: weights of experts
-    are fetched as a whole.  Raises OutOfMemory, which says the least limit that would suffice.
+    are fetched as a whole.  `fit`: a placement with fetched weights, whose choice is kept where its graphs fit, and
+    whose nodes are assigned.  Raises OutOfMemory, which says the least limit that would suffice.
     """
-    made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts)
+    made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts, fit)
     rows = cache.padded(cache.n_ctx)
     refusal = None
     for n in BATCHES if n_batch is None else (n_batch,):
@@ -179,8 +182,9 @@ class _Limited:
 
     def __init__(self, outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
                  backends: Sequence[Backend], limits: Mapping[Backend, int], policy: str,
-                 experts: Policy | None) -> None:
+                 experts: Policy | None, fit: Fit | None = None) -> None:
         self.experts = experts
+        self.fit = fit
         self.outline, self.arch, self.hparams, self.cache, self.store = outline, arch, hparams, cache, store
         self.limits, self.policy = dict(limits), policy
         self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
@@ -229,9 +233,14 @@ class _Limited:
             return plans
 
     def assigned(self, graph: Graph, stored: Iterable[str]) -> list[tuple[Tensor, Backend]]:
-        """(node, backend) for each node that reads a weight named in `stored`, with the backend on which the weight was
-        placed.  Empty if only one backend computes."""
-        return assigned(graph, {name: self.outline.homes[name] for name in stored}) if len(self.order) > 2 else []
+        """(node, backend) for each node that the placement assigns, and for each that reads a weight named in `stored`,
+        with the backend on which the weight was placed.  Empty if only one backend computes."""
+        if len(self.order) <= 2:
+            return []
+        named = {backend.name: backend for backend in self.order}
+        fitted = {} if self.fit is None else self.fit.nodes(graph)
+        return [*((node, named[device.name]) for node, device in fitted.items()),
+                *assigned(graph, {name: self.outline.homes[name] for name in stored})]
 
     def arenas(self, plans: Sequence[Plan], backend: Backend) -> int:
         """The most bytes of arena and work memory that one of these plans takes on a backend; on `host` plus those that
@@ -299,6 +308,8 @@ class _Limited:
         plans += self.shift_plans((), {})
         arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
         whole = {backend: self.outline.size_on(backend) for backend in self.limits}
+        if self.fit is not None:
+            return self._fetching(shapes, uses, idle, fixed, work, others)
         if all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
             rooms = {b: limit - fixed[b] - arenas[b] for b, limit in self.limits.items()}
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
@@ -330,12 +341,15 @@ class _Limited:
         if slots is not None:
             uses = {b: [use for use in of if use.name not in slots.names] for b, of in uses.items()}
             fixed = {b: size + (slots.nbytes if b is slots.home else 0) for b, size in fixed.items()}
-        for _ in range(ROUNDS):
+        for turn in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
             choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
+            if turn == 0 and self.fit is not None and self.fit.fetching is not None:
+                choices = {b: chosen(uses[b], self.fit.fetching.names) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
             windows = {b: choice.window for b, choice in choices.items()}
             plans = self.plans(shapes, stored, windows) + self.shift_plans(stored, windows)
+            self._check_others(plans)
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
@@ -353,6 +367,18 @@ class _Limited:
             others = {b: max(beside[b], others[b]) for b in self.limits}
         b = min(self.limits, key=lambda b: left[b])
         raise self._refusal(b, uses[b], fixed[b], others[b], slots)
+
+    def _check_others(self, plans: Sequence[Plan]) -> None:
+        """Check that arenas on backends without a limit fit what the placement leaves there; OutOfMemory."""
+        if self.fit is None:
+            return
+        named = {backend.name: backend for backend in self.order}
+        for device, room in zip(self.fit.devices, self.fit.budgets(), strict=True):
+            backend = named[device.name]
+            needed = 0 if backend in self.limits else self.arenas(plans, backend)
+            if needed > room:
+                raise OutOfMemory(f"backend {backend.name!r}: arena and work memory need {needed} bytes, and the "
+                                  f"placement leaves {room}", backend.name, needed, room)
 
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],

@@ -68,7 +68,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     `place(name, layer)` returns the backend of a weight or KV tensor (`layer` is None outside the layers), or a
     `Device` that stands for it; by default layers are spread evenly.  Instead of a function, a `Fit` of `gs.fit` also
     assigns nodes, bounds the arenas, and gives the `n_ctx`, `n_batch`, `kv_type` and `flash` of its graphs where the
-    caller leaves these out.  `backends` are then those with the names of its devices; None: the devices' own.
+    caller leaves these out; the weights that it fetches are fetched, and the memory of its host is a limit as `memory`
+    is.  `backends` are then those with the names of its devices; None: the devices' own.
     `n_ctx`: rows of the cache, for the tokens of `n_seq` sequences together; None or 0: as many as the model was
     trained with, but no more than fit into half of the free memory and an eighth of `memory`.  `n_batch`: tokens that
     are evaluated at a time (default 512, or what `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
@@ -128,6 +129,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             undo.callback(owned[0].close)
         backends = _checked_backends(backends)
         limits = limits_of(memory, backends)
+        if fit is not None and fit.fetching is not None:
+            limits = {backends[-1]: fit.devices[-1].budget}     # the host is the last device
         if n_batch is None and not limits:
             n_batch = N_BATCH
         with open_gguf(path) as file:
@@ -188,7 +191,7 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
             store = store_for(path, at("token_embd.weight", None))
             undo.callback(store.close)
             held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy,
-                                 experts)
+                                 None if fit is not None else experts, fit)
             if held.store is None:
                 store.close()
             weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,

@@ -63,7 +63,7 @@ class Runner:
         # Bytes that the fit leaves for arenas: a weight's copy is streamed if keeping the copy would exceed them.
         budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
         if held is not None:
-            budgets = held.budgets
+            budgets = {**(budgets or {}), **held.budgets}
             ordered = ordered if held.store is None else [held.store, *ordered]
         self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
                                               host_work=None if held is None else held.host_work, arenas=arenas)

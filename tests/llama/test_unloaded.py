@@ -13,7 +13,7 @@ import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.llama import open_gguf
 from ggml_sched.llama.builder import Shape
-from ggml_sched.llama.synthetic import OWN, SIZES, random_model
+from ggml_sched.llama.synthetic import OWN, SIZES, random_llama, random_model
 
 ARCHES = sorted({"llama", *OWN})
 
@@ -129,6 +129,56 @@ def test_a_model_is_loaded_where_its_fit_has_it() -> None:
     finally:
         for backend in backends:
             backend.close()
+
+
+@pytest.mark.parametrize(("gpu", "cpu"), [(150_000, 500_000), (250_000, 330_000), (400_000, 420_000)])
+def test_a_fit_that_fetches_weights_keeps_its_memory_and_gives_the_same_bits(tmp_path: Path, gpu: int,
+                                                                             cpu: int) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160))
+    tokens = list(range(1, 14))
+    with gs.CpuBackend(1, name="GPU") as one, gs.CpuBackend(1, name="CPU") as host:
+        one.is_host = False
+        given = [gs.Device("GPU", gpu, 1e11, 1e13, backend=one),
+                 gs.Device("CPU", cpu, 1e10, 1e11, host=True, backend=host, fetch=gs.Link(1e9, 1e-5))]
+        fit = gs.fit(llama.model_graphs(path, 64, 16, kv_type="f16", backends=[one, host]), given)
+        with llama.load(path, [host], n_ctx=64, n_batch=16, kv_type="f16") as plain:
+            expected = [plain.eval(tokens, last_only=True).tobytes(), *(plain.eval([t]).tobytes() for t in (3, 4))]
+        with llama.load(path, place=fit) as model:
+            found = [model.eval(tokens, last_only=True).tobytes()]
+            for token in (3, 4):
+                before = model.store.traffic.nbytes
+                found.append(model.eval([token]).tobytes())
+                rows = 64 * 4 * len(fit.fetching.rows)
+                assert model.store.traffic.nbytes - before == fit.fetching.nbytes + rows
+            assert found == expected
+            assert model.residency.fetched == fit.fetching.names and model.residency.rows == fit.fetching.rows
+            for use, backend in zip(fit.memory, (one, host), strict=True):
+                held = model.memory()[backend]
+                assert (held.weights, held.cache) == (use.weights, use.cache)
+                assert held.arena <= use.arena + use.left
+            held = [on.total for backend, on in model.memory().items() if backend is not one]
+            assert sum(held) <= cpu
+            model.scheduler.plan(model.batch_graph(1, model.cache.padded(1)).graph).verify()
+
+
+def test_where_a_loaded_model_needs_more_than_its_fit_more_is_fetched(tmp_path: Path) -> None:
+    """Kernels of a real backend need work memory that a device of numbers does not know."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160))
+    numbers = gs.Device("CPU", 800_000, 1e10, 1e11, host=True, fetch=1e9)
+    graphs = llama.model_graphs(path, 64, 16, kv_type="f16")
+    fit = gs.fit(graphs, [numbers])
+    with gs.CpuBackend(1, name="CPU") as host, llama.load(path, [host], place=fit) as model:
+        assert model.residency.nbytes > fit.fetching.nbytes
+        model.eval(list(range(1, 14)), last_only=True)
+        assert sum(on.total for on in model.memory().values()) <= 800_000
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit(graphs, [numbers.replace(memory=100_000)])
+    least = gs.fit(graphs, [numbers.replace(memory=caught.value.needed)])
+    with (gs.CpuBackend(1, name="CPU") as host,
+          pytest.raises(gs.OutOfMemory, match=rf"a limit of {caught.value.needed:,} bytes on 'CPU'")):
+        llama.load(path, [host], place=least)
 
 
 def test_backends_are_found_by_the_names_of_the_devices() -> None:
