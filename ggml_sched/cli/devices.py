@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ggml_sched import Backend, Device, Link
     from ggml_sched.placement.devices import LinkLike
 
-__all__ = ["add_device_arguments", "devices_of", "link_of", "measured", "pins_of"]
+__all__ = ["add_device_arguments", "devices_of", "link_of", "measured", "pins_of", "with_disk"]
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,9 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
                             "4090; repeatable; one named CPU is the host (default: that of a usual desktop)")
     group.add_argument("--link", action="append", default=[], metavar="BANDWIDTH:LATENCY",
                        help="the link between devices, such as 25GB/s:8us, or GPU0,GPU1=50GB/s:5us for a pair")
+    group.add_argument("--disk", metavar="BANDWIDTH:LATENCY",
+                       help="the disk of the host, such as 2GB/s:100us: where the weights do not fit, each evaluation "
+                            "fetches some from it while it computes with others")
     group.add_argument("--reserve", metavar="SIZE", help="bytes of each device but the host that are never used")
     group.add_argument("--measure", nargs="*", metavar="BACKEND",
                        help="these backends of this machine, too (default: cpu): measured once, in seconds, and kept "
@@ -47,7 +50,20 @@ def devices_of(args: argparse.Namespace, stack: ExitStack) -> tuple[Device, ...]
     if args.reserve is not None:
         size = read_bytes(args.reserve, "--reserve")
         devices = [device if device.host else device.replace(reserve=size) for device in devices]
-    return tuple(devices)
+    return with_disk(devices, args.disk)
+
+
+def with_disk(devices: Sequence[Device], disk: str | None) -> tuple[Device, ...]:
+    """The devices, with the disk that --disk describes at the host, if there is one."""
+    from ggml_sched.placement.specs import read_link
+
+    if disk is None:
+        return tuple(devices)
+    try:
+        source = read_link(disk)
+    except ValueError as error:
+        raise ValueError(f"--disk {disk}: {error}") from None
+    return tuple(device.replace(fetch=source) if device.host else device for device in devices)
 
 
 def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:

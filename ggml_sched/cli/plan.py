@@ -126,8 +126,9 @@ def _check_options(args: argparse.Namespace) -> None:
     placed = args.device or args.measure is not None
     unused = {"--backends": tuple(args.backends) != tuple(CONFIGS), "--policy": args.policy != "default",
               "--alignment": args.alignment != ALIGNMENT} if placed else {
-        "--link": args.link, "--reserve": args.reserve, "--pin": args.pin, "--goal": args.goal != "decode",
-        "--stream": args.stream, "--turns": args.turns, "--seconds": args.seconds, "--llama-cpp": args.llama_cpp}
+        "--link": args.link, "--disk": args.disk, "--reserve": args.reserve, "--pin": args.pin,
+        "--goal": args.goal != "decode", "--stream": args.stream, "--turns": args.turns, "--seconds": args.seconds,
+        "--llama-cpp": args.llama_cpp}
     for option, is_given in unused.items():
         if is_given:
             raise ValueError(f"{option} is not for plans {'with' if placed else 'without'} --device or --measure")

@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="the Ray cluster of the workers: host:port, or auto (default: a local one is started)")
     group.add_argument("--fit", action="store_true",
                        help="measure the backends, and put each weight and cache where a token takes the least time")
+    group.add_argument("--disk", metavar="BANDWIDTH:LATENCY",
+                       help="with --fit: how fast the disk is, such as 2GB/s:100us; where the weights do not fit the "
+                            "memory of the backends, or --memory, tokens fetch some of them")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each CPU backend")
     group.add_argument("--memory", metavar="SIZE",
                        help="what this process may hold at most, such as 4GiB: weights that do not fit stay in the "
@@ -105,15 +108,18 @@ def run(args: argparse.Namespace) -> int:
     llama.Sampler(**sampling)       # raises for wrong values before the model is loaded
     if args.trace_nodes and not args.trace:
         raise ValueError("--trace-nodes says what --trace writes, and there is no --trace FILE")
-    if args.fit and args.memory is not None:
-        raise ValueError("--fit places the model in the memory that the backends have: it takes no --memory")
+    if args.fit and args.memory is not None and args.disk is None:
+        raise ValueError("--fit places the model in the memory that the backends have: it takes --memory only with "
+                         "--disk, from which weights are fetched")
+    if args.disk is not None and not args.fit:
+        raise ValueError("--disk says how fast weights can be fetched, for --fit, which is not given")
     with ExitStack() as stack:
         named = _opened(args, stack)
         source = _source(args.model)
         stack.enter_context(Compiling())
         place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
-        memory = None if args.memory is None else _budget(args, source)
+        memory = None if args.memory is None or args.fit else _budget(args, source)
         with Progress(os.path.basename(source)) as progress:
             model = stack.enter_context(llama.load(
                 source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
@@ -137,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
 def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator[None]:
     """Trace the computes of a model in a `with` block, and write the timeline at its end, also after an error."""
     devices, link = (None, None) if fit is None else (fit.devices, fit.link)
+    if fit is not None and fit.fetching is not None and model.store is not None:
+        devices = (*fit.devices, fit.fetching.source.replace(name=model.store.name))
     with model.scheduler.trace(nodes=args.trace_nodes) as trace:
         try:
             yield
@@ -203,7 +211,7 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     """The placement of the model on the measured backends.  Prints to standard error whether the model fits, and a line
     if the context is longer than the model was trained with."""
     from ggml_sched import fit
-    from ggml_sched.cli.devices import measured
+    from ggml_sched.cli.devices import measured, with_disk
     from ggml_sched.cli.fit import longer_than_trained
     from ggml_sched.llama import model_graphs
     from ggml_sched.placement.report import verdict
@@ -212,6 +220,11 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
     graphs = model_graphs(source, n_ctx, args.n_batch or N_BATCH, kv_type=args.kv_type, flash=flash, backends=backends)
     devices, links = measured(backends)
+    devices = with_disk(devices, args.disk)
+    if args.memory is not None:
+        limit = _budget(args, source)
+        devices = tuple(device.replace(memory=min(device.memory, device.reserve + limit)) if device.host else device
+                        for device in devices)
     found = fit(graphs, devices, links)
     for line in (verdict(found).partition("\n")[0], *longer_than_trained([source], n_ctx)):
         print("ggml-sched:", line, file=sys.stderr, flush=True)

@@ -79,6 +79,25 @@ def test_json_says_that_nothing_fits(tiny: str, capsys: pytest.CaptureFixture[st
     assert data["notes"] == [f"{tiny} was trained with 4096 tokens: a context of 8192 is longer"]
 
 
+def test_a_disk_is_fetched_from_where_the_weights_do_not_fit(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [tiny, "--device", "CPU:2MiB:60GB/s:1TF", "--context", "64", "--batch", "8"]
+    assert run(*options) == 1
+    assert capsys.readouterr().out.startswith("it does not fit: ")
+    assert run(*options, "--disk", "2GB/s:100us", "--explain", "blk.0.ffn_up.weight") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("not without a disk: each evaluation fetches ") and "from file at 2 GB/s" in out
+    assert "\nblk.0.ffn_up.weight: " in out and "with 1 GiB more on CPU" in out
+    assert run(*options, "--disk", "2GB/s:100us", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["fits"] and data["devices"][0]["fetch"] == {"bandwidth": 2e9, "latency": 1e-4}
+    assert data["fetching"]["nbytes"] > 0 and data["memory"][0]["left"] >= 0
+    assert data["graphs"][0]["fetches"] >= data["fetching"]["nbytes"] / 2e9
+    assert run(*options, "--disk", "2GB/s:100us", "--json", "--context", "4096") == 1
+    data = json.loads(capsys.readouterr().out)
+    assert not data["fits"] and data["needed"] > data["available"] == 2 << 20
+    assert any("a window of the weights" in line for line in data["why"])
+
+
 def test_links_that_are_assumed_are_named(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     for options, named in (((), True), (("--link", "25GB/s:8us"), False)):
         assert run(tiny, "--device", "4090", "--device", CPU, "--context", "64", *options) == 0
@@ -231,6 +250,7 @@ def test_measured_speeds_count_where_they_cannot_be_kept(tiny: str, capsys: pyte
     (["--pin", "output=TPU"], "TPU"),
     (["--device", "what"], "what"),
     (["--link", "fast"], "fast"),
+    (["--disk", "fast"], "--disk fast"),
     (["--context", "-1"], "--context -1: at least 0"),
     (["--batch", "0"], "--batch 0: at least 1"),
     (["--sequences", "0"], "--sequences 0: at least 1"),

@@ -162,7 +162,26 @@ def test_a_fit_takes_no_limit_of_the_process_and_says_so_before_it_measures(mode
 
     monkeypatch.setattr(measured, "measured_devices", measured_devices)
     assert cli.main(["run", str(model_file), "--tokens", "1", "--fit", "--memory", "1GiB"]) == 1
-    assert "it takes no --memory" in capsys.readouterr().err
+    assert "it takes --memory only with --disk" in capsys.readouterr().err
+
+
+def test_a_fit_with_a_disk_fetches_what_a_limit_does_not_hold(tmp_path, capsys, monkeypatch):
+    def devices(backends):
+        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+
+    path, trace = tmp_path / "large.gguf", tmp_path / "t.json"
+    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
+    options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
+    free, _ = run(capsys, *options)
+    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 12 << 20)
+    out, err = run(capsys, *options, "--fit", "--memory", "12MiB", "--disk", "2GB/s", "--stats", "--trace", trace)
+    assert out == free
+    assert "ggml-sched: not without a disk: each evaluation fetches " in err
+    assert re.search(r"of a limit of 12,582,912 bytes: [\d,]+ of weights that stay, [\d,]+ fetched for each token", err)
+    assert "took / price" in err and '"price: fetch ' in trace.read_text(encoding="utf-8")
+    assert cli.main(["run", str(path), "--tokens", "1", "--disk", "2GB/s"]) == 1
+    assert "for --fit, which is not given" in capsys.readouterr().err
 
 
 def test_nothing_to_generate(model_file, capsys):
