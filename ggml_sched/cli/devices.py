@@ -60,10 +60,10 @@ def with_disk(devices: Sequence[Device], disk: str | None) -> tuple[Device, ...]
     if disk is None:
         return tuple(devices)
     try:
-        source = read_link(disk)
+        link = read_link(disk)
     except ValueError as error:
         raise ValueError(f"--disk {disk}: {error}") from None
-    return tuple(device.replace(fetch=source) if device.host else device for device in devices)
+    return tuple(device.replace(fetch=link) if device.host else device for device in devices)
 
 
 def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:

@@ -144,7 +144,7 @@ def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator
     """Trace the computes of a model in a `with` block, and write the timeline at its end, also after an error."""
     devices, link = (None, None) if fit is None else (fit.devices, fit.link)
     if fit is not None and fit.fetching is not None and model.store is not None:
-        devices = (*fit.devices, fit.fetching.source.replace(name=model.store.name))
+        devices = (*fit.devices, fit.fetching.disk.replace(name=model.store.name))
     with model.scheduler.trace(nodes=args.trace_nodes) as trace:
         try:
             yield

@@ -71,6 +71,8 @@ class Held:
     """The slots of weights that are read expert by expert; None where no weight is."""
     shapes: list[Shape] = field(default_factory=list)
     """The shapes whose graphs fit the limits, and are to be reserved."""
+    shifts: bool = True
+    """Whether the graph of a context shift fits, too, and is to be reserved."""
 
 
 def store_for(source: object, rows: Backend) -> Store:
@@ -156,6 +158,9 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
     whose nodes are assigned.  Raises OutOfMemory, which says the least limit that would suffice.
     """
     made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts, fit)
+    if fit is not None:
+        assert n_batch is not None
+        return _hold_fit(made, min(n_batch, cache.n_ctx), n_seq)
     rows = cache.padded(cache.n_ctx)
     refusal = None
     for n in BATCHES if n_batch is None else (n_batch,):
@@ -177,6 +182,19 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
     raise refusal
 
 
+def _hold_fit(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
+    """`hold` for a placement.  Graphs of which the placement did not know are left out where they do not fit, and so is
+    the context shift: as without fetched weights they are then planned when they are first used."""
+    rows = made.cache.padded(made.cache.n_ctx)
+    least = [Shape(1, rows, 1), *([Shape(n, rows, max(min(n_seq + 1, n - 1), 1))] if n > 1 else [])]
+    each = [Shape(n_seq + 1, rows, n_seq + 1)] if n_seq > 1 else []
+    for shapes in ([*least, *each, Shape(n, rows, n)], [*least, *each], least):
+        with suppress(OutOfMemory):
+            return made.held(list(dict.fromkeys(shapes))), n
+    made.shifts = False
+    return made.held(least), n
+
+
 class _Limited:
     """Makes the choice under limits: plans the graphs with some weights in the store, and compares bytes."""
 
@@ -185,6 +203,8 @@ class _Limited:
                  experts: Policy | None, fit: Fit | None = None) -> None:
         self.experts = experts
         self.fit = fit
+        self.shifts = True
+        """Whether a context shift is planned."""
         self.outline, self.arch, self.hparams, self.cache, self.store = outline, arch, hparams, cache, store
         self.limits, self.policy = dict(limits), policy
         self.order = [*sorted([store, *backends], key=lambda backend: backend.is_host)]
@@ -212,7 +232,7 @@ class _Limited:
 
     def shift_plans(self, stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         """The plan of a context shift, if there is one; made once where the weights that it reads are in memory."""
-        if self.shift is None:
+        if self.shift is None or not self.shifts:
             return []
         read = {s.root.name for node in self.shift.nodes for s in node.src if s is not None and s.root.is_resident}
         if not read.isdisjoint(stored):
@@ -256,7 +276,8 @@ class _Limited:
         or with fewer tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
-        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + ([] if self.shift is None else [self.shift])
+        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + (
+            [self.shift] if self.shift is not None and self.shifts else [])
         return max(backend.host_work(graph.nodes) for graph in graphs)
 
     def is_small(self, shape: Shape, part: int) -> bool:
@@ -401,7 +422,7 @@ class _Limited:
                               {b.name: chosen[b] for b in self.limits}, tuple(names),
                               self.store.name if stored or slots is not None else "", slots, tuple(kept))
         return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
-                    slots, shapes)
+                    slots, shapes, self.shifts)
 
     def _refusal(self, backend: Backend, uses: Sequence[Use], fixed: int, arenas: int,
                  slots: SlotsSpec | None) -> OutOfMemory:

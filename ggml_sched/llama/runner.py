@@ -115,7 +115,7 @@ class Runner:
         self.scheduler.plan(self.graph(shortest).graph)
         if self.held is not None:
             self._reserved.update(self._largest(shape) for shape in self.held.shapes)
-            self._shift = self._build_shift()
+            self._shift = self._build_shift() if self.held.shifts else None
             graphs = [self._build(shape).graph for shape in self.held.shapes]
             self.scheduler.reserve(*graphs, *(() if self._shift is None else (self._shift.graph,)))
         elif longest != shortest:

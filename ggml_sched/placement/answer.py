@@ -66,7 +66,7 @@ class Usage(NamedTuple):
 class Fetching:
     """What each evaluation fetches, where the weights do not fit all devices together."""
 
-    source: Device
+    disk: Device
     """The disk: the device that `gs.price` needs besides `Fit.devices` for the plans."""
     names: tuple[str, ...]
     """The weights that each evaluation fetches as a whole, in the order of their uses."""
@@ -83,7 +83,7 @@ class Fetching:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
-        return {"source": self.source.name, "bandwidth": self.source.bandwidth, "latency": self.source.launch,
+        return {"disk": self.disk.name, "bandwidth": self.disk.bandwidth, "latency": self.disk.launch,
                 "nbytes": self.nbytes, "window": self.window, "weights": list(self.names), "rows": list(self.rows),
                 "nbytes_with_1GiB_more": self.with_more}
 
@@ -183,7 +183,7 @@ class Fit:
         other = [use.weights + use.cache + use.arena for use in self.memory]
         own = tuple(entry._replace(model=0) for entry in self.placed if entry.model == k)
         for entry in own:
-            other[entry.device] -= entry.nbytes
+            other[entry.device] -= 0 if entry.fetched else entry.nbytes
         arenas = self.arenas_of[k]
         devices = tuple(device.replace(reserve=device.reserve + taken - arena)
                         for device, taken, arena in zip(self.devices, other, arenas, strict=True))

@@ -128,7 +128,7 @@ class Device:
             "launch": _seconds(what, "launch", launch), "split": _seconds(what, "split", split),
             "reserve": _bytes(what, "reserve", reserve), "bandwidths": _rates(what, "bandwidths", bandwidths),
             "flops_of": _rates(what, "flops_of", flops_of), "alignment": _bytes(what, "alignment", alignment),
-            "measured": known, "fetch": _source(what, fetch), "_backend": backend}
+            "measured": known, "fetch": _disk(what, fetch), "_backend": backend}
         if alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"{what}: an alignment of {alignment} bytes is not a power of two")
         if unknown:
@@ -176,9 +176,9 @@ class Device:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         fields = {name: getattr(self, name) for name in _FIELDS}
-        source = None if self.fetch is None else {"bandwidth": self.fetch.bandwidth, "latency": self.fetch.latency}
+        disk = None if self.fetch is None else {"bandwidth": self.fetch.bandwidth, "latency": self.fetch.latency}
         return {**fields, "bandwidths": dict(self.bandwidths), "flops_of": dict(self.flops_of),
-                "measured": sorted(self.measured), "fetch": source}
+                "measured": sorted(self.measured), "fetch": disk}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -187,9 +187,9 @@ class Device:
         if unknown or missing:
             raise ValueError(f"device {fields.get('name')!r}: unknown fields {sorted(unknown)}, missing fields "
                              f"{sorted(missing)}")
-        source = fields.get("fetch")
+        disk = fields.get("fetch")
         return cls(**{**fields, "measured": frozenset(fields.get("measured", ())),
-                      "fetch": Link(**source) if isinstance(source, Mapping) else source})
+                      "fetch": Link(**disk) if isinstance(disk, Mapping) else disk})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the device without its backend."""
@@ -221,7 +221,7 @@ def _rate(what: str, name: str, value: object) -> float:
     return rate
 
 
-def _source(what: str, fetch: Link | float | None) -> Link | None:
+def _disk(what: str, fetch: Link | float | None) -> Link | None:
     return fetch if fetch is None or isinstance(fetch, Link) else Link(_rate(what, "fetch", fetch))
 
 

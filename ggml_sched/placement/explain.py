@@ -62,13 +62,13 @@ def _explained(fit: Fit, entry: Placed) -> str:
 
 def _fetched(fetching: Fetching, entry: Placed, host: str, taken: str) -> Iterator[str]:
     """The lines for a weight or cache of a host that fetches weights; `taken`: what the nodes that read it take."""
-    source = fetching.source
+    disk = fetching.disk
     if entry.name in fetching.names:
-        reading = seconds(source.launch + entry.nbytes / source.bandwidth)
-        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {source.name}, from which {host} fetches it in each "
+        reading = seconds(disk.launch + entry.nbytes / disk.bandwidth)
+        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {disk.name}, from which {host} fetches it in each "
                f"evaluation in {reading}, while other nodes are computed; the nodes that read it take {taken}")
     elif entry.fetched:
-        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {source.name}, from which each evaluation reads the rows "
+        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {disk.name}, from which each evaluation reads the rows "
                "that it needs")
         return
     else:

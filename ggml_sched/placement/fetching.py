@@ -46,7 +46,7 @@ class PlannedStore(DryStore):
         return rows_size(nodes, self.margin)
 
 
-def source_of(devices: Sequence[Device]) -> Device:
+def disk_of(devices: Sequence[Device]) -> Device:
     """The disk of the host as a device: what `gs.price` needs to price a plan that fetches.
 
     It is no faster than the host in anything, as what it reads goes to the host's memory."""
@@ -60,9 +60,9 @@ def source_of(devices: Sequence[Device]) -> Device:
                   flops_of=host.flops_of, backend=PlannedStore(name))
 
 
-def links_with(devices: Sequence[Device], source: Device, link: LinkLike) -> Links:
-    """The links of the devices and of the source, which is in the memory of the host, the last of the devices."""
-    made, host = Links((*devices, source), link), len(devices) - 1
+def links_with(devices: Sequence[Device], disk: Device, link: LinkLike) -> Links:
+    """The links of the devices and of the disk, which is in the memory of the host, the last of the devices."""
+    made, host = Links((*devices, disk), link), len(devices) - 1
     for prices in (made.latency, made.per_byte):
         prices[-1, :], prices[:, -1] = prices[host, :], prices[:, host]
         prices[-1, -1] = prices[-1, host] = prices[host, -1] = 0.0
@@ -95,11 +95,11 @@ class Fetches:
     def __init__(self, model: Trials, link: LinkLike) -> None:
         self.model = model
         self.host: int = len(model.devices) - 1
-        self.source: Device = source_of(model.devices)
-        store = self.source.backend
+        self.disk: Device = disk_of(model.devices)
+        store = self.disk.backend
         self._order = (store, *model.backends)
         self._core = Devices(self._order)
-        devices, links = (*model.devices, self.source), links_with(model.devices, self.source, link)
+        devices, links = (*model.devices, self.disk), links_with(model.devices, self.disk, link)
         self._pricers = [Pricer(found, devices, links) for found in model.facts]
         self.uses, self.rows, self.has_experts = self._uses()
         self._curve = self._least()
@@ -124,7 +124,7 @@ class Fetches:
                 counts[name] = max(counts.get(name, 0), n)
         weights = [name for name in (*counts, *(name for name in model.sizes if name not in counts))
                    if model.kinds[name] == "weight" and name not in experts]
-        margin = self.source.backend.margin
+        margin = self.disk.backend.margin
         whole = tuple(Use(name, self._size(name), self._size(name, margin), counts[name]) for name in weights
                       if counts.get(name))
         return whole, frozenset(weights).difference(use.name for use in whole), bool(experts)
@@ -144,7 +144,7 @@ class Fetches:
                     if s is not None and not (slot == 0 and fits(node)):
                         read[s.root.name] = max(read.get(s.root.name, 0), s.nbytes)
             for name, nbytes in read.items():
-                cost[name] = cost.get(name, 0.0) + weight * (self.source.launch + nbytes / self.source.bandwidth)
+                cost[name] = cost.get(name, 0.0) + weight * (self.disk.launch + nbytes / self.disk.bandwidth)
         sizes = {name: self._size(name) for name in (*self.rows, *(use.name for use in self.uses))}
         order = sorted((name for name in sizes if sizes[name]), key=lambda name: cost.get(name, 0.0) / sizes[name])
         return ([0.0, *np.cumsum([sizes[name] for name in order]).tolist()],

@@ -269,7 +269,7 @@ class _Search:
             needs = [need for placement in seen if (need := fetches.least_bytes(*placement)) is not None]
             needed, arenas = min(needs, default=(None, 0))
             raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True)
-        full = bisected(fetches, lambda more: self._node_bound(with_more(more)), low, best.seconds)
+        full = bisected(fetches, lambda more: self._node_bound(with_more(more)), low, best.seconds, is_late)
         return self.fetched_answer(fetches, best, full, max(full, min(bound, best.seconds)), link, fill)
 
     def _fewer_on_host(self, fetches: Fetches, placement: Placement) -> dict[str, int] | None:
@@ -387,7 +387,7 @@ class _Search:
         stored = {*best.rows, *(use.name for use in best.choice.fetched)}
         placed = tuple(Placed(name, model.kinds[name], model.bytes_on(d, name), d, 0, name in self.pins[0],
                               name in stored) for name, d in sorted(best.residents.items()))
-        fetching = Fetching(fetches.source, tuple(use.name for use in best.choice.fetched), best.rows,
+        fetching = Fetching(fetches.disk, tuple(use.name for use in best.choice.fetched), best.rows,
                             best.choice.nbytes, best.choice.window, best.more.nbytes,
                             tuple(use.name for use in best.more.fetched))
         return Fit(self.devices, link, tuple(model.weights), self.within, trial.seconds, bound, rules_bound,

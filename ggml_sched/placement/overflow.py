@@ -80,13 +80,16 @@ def overflow(fetches: Fetches, probe: Callable[[int], tuple[Placement | None, fl
     return best, min([closed, *(one.bound for one in left)])
 
 
-def bisected(fetches: Fetches, bound: Callable[[int], float], low: int, best: float) -> float:
+def bisected(fetches: Fetches, bound: Callable[[int], float], low: int, best: float,
+             is_late: Callable[[], bool]) -> float:
     """A bound of all placements with at least `low` bytes in the store, at most `best`.  `bound(more)`: of all
     placements with at most `more` bytes there, without the time of fetches."""
     high = max(low, fetches.within(best))       # with more bytes the fetches alone take longer than the best
     above = bound(high)
     found, first = max(above, fetches.least(low)), low
     for _ in range(BISECTIONS):
+        if is_late():
+            break
         middle = (first + high) // 2
         here, least = bound(middle), fetches.least(middle)
         found = max(found, min(here, max(above, least)))

@@ -142,9 +142,9 @@ def _fetching(fit: Fit) -> list[str]:
     if found is None:
         return []
     reading = max(price.fetches for weight, price in zip(fit.goal, fit.prices, strict=True) if weight)
-    speed = f"{found.source.bandwidth / 1e9:.3g} GB/s"
+    speed = f"{found.disk.bandwidth / 1e9:.3g} GB/s"
     return [f"each evaluation fetches {len(found.names)} weights of {memory_text(found.nbytes)} from "
-            f"{found.source.name} at {speed}, which takes {seconds(reading)}, to a window of "
+            f"{found.disk.name} at {speed}, which takes {seconds(reading)}, to a window of "
             f"{memory_text(found.window)}; with 1 GiB more on {fit.devices[-1].name} it would fetch "
             f"{memory_text(found.with_more)}"]
 

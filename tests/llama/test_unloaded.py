@@ -162,6 +162,36 @@ def test_a_fit_that_fetches_weights_keeps_its_memory_and_gives_the_same_bits(tmp
             model.scheduler.plan(model.batch_graph(1, model.cache.padded(1)).graph).verify()
 
 
+def test_a_context_shift_that_no_device_has_room_for_is_left_out(tmp_path: Path) -> None:
+    """It is no graph of the fit: the model runs without, and the shift alone is refused."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160))
+    with gs.CpuBackend(1, name="GPU") as one, gs.CpuBackend(1, name="CPU") as host:
+        one.is_host = False
+        given = [gs.Device("GPU", 800_000, 1e11, 1e13, backend=one),
+                 gs.Device("CPU", 400_000, 1e10, 1e11, host=True, backend=host, fetch=1e9)]
+        fit = gs.fit(llama.model_graphs(path, 1024, 4, kv_type="f16", backends=[one, host]), given)
+        with llama.load(path, place=fit) as model:
+            assert model.residency.fetched == fit.fetching.names
+            model.eval([1, 2, 3, 4], last_only=True)
+            with pytest.raises(gs.OutOfMemory, match="backend 'GPU': the arena needs"):
+                model.shift(1, 1)
+            assert np.isfinite(model.eval([5])).all()
+
+
+def test_several_sequences_of_a_fit_that_fetches_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160))
+    with gs.CpuBackend(1, name="CPU") as host:
+        given = gs.Device("CPU", 800_000, 1e10, 1e11, host=True, backend=host, fetch=1e9)
+        fit = gs.fit(llama.model_graphs(path, 128, 8, n_seq=3, kv_type="f16", backends=[host]), [given])
+        with llama.load(path, place=fit, n_seq=3) as model:
+            assert model.residency.fetched == fit.fetching.names
+            for k in range(3):
+                model.sequence(k).eval([1, 2, 3], last_only=True)
+            assert sum(on.total for on in model.memory().values()) <= given.memory
+
+
 def test_where_a_loaded_model_needs_more_than_its_fit_more_is_fetched(tmp_path: Path) -> None:
     """Kernels of a real backend need work memory that a device of numbers does not know."""
     path = tmp_path / "model.gguf"

@@ -18,7 +18,7 @@ import ggml_sched as gs
 from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits, rows_size
 from ggml_sched.graph import graphfile
-from ggml_sched.placement.fetching import source_of
+from ggml_sched.placement.fetching import disk_of
 
 LINK = gs.Link(5e8, 1e-6)
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
@@ -45,16 +45,16 @@ def with_disk(given: Sequence[gs.Device], fetch: gs.Link | None, part: float | N
 def every_fetching_placement(graphs: Sequence[gs.Graph], weights: Sequence[float],
                              ordered: Sequence[gs.Device]) -> Iterator[float]:
     """The seconds of each placement whose real plans keep the budgets, with any weights of the host in a store."""
-    host, source = len(ordered) - 1, source_of(ordered)
+    host, disk = len(ordered) - 1, disk_of(ordered)
     backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
     backends[host].concurrent_copies = True
-    store = Store(source.name)
+    store = Store(disk.name)
     copies = [graphfile.graph_from_dict(graphfile.graph_to_dict(graph)) for graph in graphs]
     residents = [{t.name: t for t in copy.tensors if t.resident and t.view_src is None} for copy in copies]
     names = list(dict.fromkeys(name for named in residents for name in named))
     kinds = {name: t.resident for named in residents for name, t in named.items()}
     sizes = {name: -(-t.nbytes // 64) * 64 for named in residents for name, t in named.items()}
-    links = {(source.name, device.name): gs.Link(1e30) if device.host else LINK for device in ordered}
+    links = {(disk.name, device.name): gs.Link(1e30) if device.host else LINK for device in ordered}
     for window in (0, 2 * max(sizes.values()) + 4 * ROOM):
         with gs.Scheduler([store, *backends], windows={backends[host]: window}, plan_cache=0) as scheduler:
             for chosen in product(range(host + 2), repeat=len(names)):
@@ -69,7 +69,7 @@ def every_fetching_placement(graphs: Sequence[gs.Graph], weights: Sequence[float
                 need = [max(plan.buffer_sizes[k + 1] for plan in plans) for k in range(host + 1)]
                 need[host] += max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
                 if all(n + a <= device.budget for n, a, device in zip(used, need, ordered, strict=True)):
-                    yield sum(weight * gs.price(plan, [*ordered, source], {("*", "*"): LINK, **links}).seconds
+                    yield sum(weight * gs.price(plan, [*ordered, disk], {("*", "*"): LINK, **links}).seconds
                               for weight, plan in zip(weights, plans, strict=True) if weight)
 
 
@@ -186,10 +186,10 @@ def test_a_slow_disk_is_nearly_all_of_the_time_and_the_gap_is_its_window(large: 
 
 
 def test_the_price_is_that_of_the_plans_with_the_disk_as_a_device(large: gs.Fit) -> None:
-    source = large.fetching.source
+    disk = large.fetching.disk
     links = {("*", "*"): gs.Link(25e9, 8e-6), ("file", "CPU"): gs.Link(1e30)}
     for plan, price in zip(large.plans, large.prices, strict=True):
-        found = gs.price(plan, [*large.devices, source], links)
+        found = gs.price(plan, [*large.devices, disk], links)
         assert found.seconds == pytest.approx(price.seconds)
         assert (found.fetches, found.stalled) == pytest.approx((price.fetches, price.stalled))
 
@@ -251,6 +251,10 @@ def test_an_explanation_says_whether_a_weight_is_fetched_and_what_1_gib_would_ch
     assert "reads the rows that it needs" in large.explain("token_embd.weight")
     elsewhere = large.explain("output.weight")
     assert re.search(r"on GPU, where.*\n  on CPU all together would take [\d.]+ ms more", elsewhere)
+
+
+def test_the_answer_for_the_only_model_is_the_same(large: gs.Fit) -> None:
+    assert large.model(0) == large and large.model(0).memory == large.memory
 
 
 def test_nodes_are_assigned_to_devices_and_never_to_the_disk(large: gs.Fit) -> None:
