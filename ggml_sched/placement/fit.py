@@ -268,7 +268,8 @@ class _Search:
         if best is None:
             needs = [need for placement in seen if (need := fetches.least_bytes(*placement)) is not None]
             needed, arenas = min(needs, default=(None, 0))
-            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True)
+            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True,
+                          experts=fetches.has_experts)
         full = bisected(fetches, lambda more: self._node_bound(with_more(more)), low, best.seconds, is_late)
         return self.fetched_answer(fetches, best, full, max(full, min(bound, best.seconds)), link, fill)
 

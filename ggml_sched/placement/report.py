@@ -35,8 +35,9 @@ def verdict(fit: Fit) -> str:
     if fit.fetching is not None:
         held = " and ".join(f"{use.device.name} ({memory_text(use.weights + use.cache)})" for use in fit.memory
                             if use.weights or use.cache)
-        first = (f"not without a disk: each evaluation fetches {memory_text(fit.fetching.nbytes)} of the weights; all "
-                 f"else fits {held}")
+        what = (f"fetches {memory_text(fit.fetching.nbytes)} of the weights" if fit.fetching.names else
+                f"reads rows of {', '.join(fit.fetching.rows)}")
+        first = f"not without a disk: each evaluation {what}; all else fits {held}"
     elif not beside:
         first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
     elif not there:
@@ -139,7 +140,7 @@ def notes(fit: Fit) -> str:
 def _fetching(fit: Fit) -> list[str]:
     """A line about the weights that are fetched, if there are any."""
     found = fit.fetching
-    if found is None:
+    if found is None or not found.names:
         return []
     reading = max(price.fetches for weight, price in zip(fit.goal, fit.prices, strict=True) if weight)
     speed = f"{found.disk.bandwidth / 1e9:.3g} GB/s"

@@ -208,6 +208,15 @@ def test_more_memory_on_any_device_fetches_less(large: gs.Fit) -> None:
     assert recorded(4, 1, gs.Link(1e12)).worth[1] < large.worth[1] / 10
 
 
+def test_an_embedding_alone_may_be_in_the_file() -> None:
+    """A token reads one row of it, which costs next to nothing."""
+    fit = recorded(0, 5.55)
+    checked(fit, [plan.graph for plan in fit.plans], fit.goal)
+    assert (fit.fetching.names, fit.fetching.rows, fit.fetching.nbytes) == ((), ("token_embd.weight",), 0)
+    assert fit.prices[0].fetches == 0 == fit.prices[0].stalled and fit.gap < 0.002
+    assert str(fit).startswith("not without a disk: each evaluation reads rows of token_embd.weight; all else fits CPU")
+
+
 def test_caches_that_exceed_the_host_are_on_other_devices() -> None:
     """Only weights can be fetched."""
     fit = recorded(3, 1)
@@ -296,7 +305,7 @@ def test_weights_of_experts_stay() -> None:
     fit = gs.fit(graphs, [given], within=0.02)
     assert fit.fetching is not None
     assert not any("_exps" in name for name in (*fit.fetching.names, *fit.fetching.rows))
-    with pytest.raises(gs.OutOfMemory, match="weights of experts are not fetched"):
+    with pytest.raises(gs.OutOfMemory, match="weights of experts are not fetched here: ggml_sched.llama.load"):
         gs.fit(graphs, [given.replace(memory=23 * GIB)], within=0.02)
 
 
