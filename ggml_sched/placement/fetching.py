@@ -137,12 +137,14 @@ class Fetches:
     def _least(self) -> tuple[list[float], list[float]]:
         """(Bytes, seconds): the corners of `least`."""
         cost: dict[str, float] = {}
-        for facts, weight in zip(self.model.facts, self.model.weights, strict=True):
+        model = self.model
+        for facts, tensors, weight in zip(model.facts, model.tensors, model.weights, strict=True):
             read: dict[str, int] = {}
             for node in facts.nodes if weight else ():
                 for slot, s in enumerate(node.src):
-                    if s is not None and not (slot == 0 and fits(node)):
-                        read[s.root.name] = max(read.get(s.root.name, 0), s.nbytes)
+                    name = "" if s is None else s.root.name
+                    if s is not None and tensors.get(name) is s.root and not (slot == 0 and fits(node)):
+                        read[name] = max(read.get(name, 0), s.nbytes)
             for name, nbytes in read.items():
                 cost[name] = cost.get(name, 0.0) + weight * (self.disk.launch + nbytes / self.disk.bandwidth)
         sizes = {name: self._size(name) for name in (*self.rows, *(use.name for use in self.uses))}
@@ -184,28 +186,32 @@ class Fetches:
 
     # -- real plans ---------------------------------------------------------------------
 
-    def place(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None,
-              budget: int | None = None) -> Fetched | None:
-        """The placement with so many weights of the host in the store that the host keeps its budget, or `budget`; None
-        where even the fewest exceed it, or where another device lacks room."""
+    def place(self, residents: Mapping[str, int],
+              nodes: Sequence[Mapping[Tensor, int]] | None) -> Fetched | None:
+        """The placement with as few weights of the host in the store as its budget allows; None where even the fewest
+        that stay exceed it, or where another device lacks room."""
         residents = {**self.model.unread, **residents}
-        budget = self.model.devices[self.host].budget if budget is None else budget
+        budget = self.model.devices[self.host].budget
         uses, rows, fixed = self._on_host(residents)
-        others: int | None = None
+        choice, best = least_choice(uses), None
+        tried: set[Choice] = set()
+        # Beside the window the arena is a little larger or smaller with other weights in the store.
         for _ in range(ROUNDS):
-            choice = least_choice(uses) if others is None else self._choice(uses, budget - fixed - others)
+            tried.add(choice)
             found = self.run(residents, nodes, choice, rows)
             if found is None or any(size for d, size in enumerate(found.missing) if d != self.host):
-                return None
-            left = budget - found.residents[self.host] - found.arenas[self.host]
+                return best
             beside = found.arenas[self.host] - choice.window
-            if left >= 0 and others is not None:
-                more = self._choice(uses, budget + GIB - fixed - beside)
-                return Fetched(found, residents, nodes, choice, tuple(sorted(rows)), more)
-            if left < 0 and choice == least_choice(uses):
+            if found.residents[self.host] + found.arenas[self.host] <= budget:
+                if best is None or choice.seconds < best.choice.seconds:
+                    more = self._choice(uses, budget + GIB - fixed - beside)
+                    best = Fetched(found, residents, nodes, choice, tuple(sorted(rows)), more)
+            elif best is None:
                 return None
-            others = beside if others is None else max(beside, others)
-        return None
+            choice = self._choice(uses, budget - fixed - beside)
+            if choice in tried:
+                return best
+        return best
 
     def least_bytes(self, residents: Mapping[str, int],
                     nodes: Sequence[Mapping[Tensor, int]] | None) -> tuple[int, int] | None:

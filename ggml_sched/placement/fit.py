@@ -240,7 +240,7 @@ class _Search:
         fetches = Fetches(model, link)
 
         def with_more(more: int) -> tuple[Device, ...]:
-            return (*self.devices[:-1], host.replace(memory=host.memory + more))
+            return (*self.devices[:-1], host.replace(memory=host.budget + host.reserve + more))
 
         seen = [] if spare is None else [(spare.residents[0], spare.nodes[0])]
 

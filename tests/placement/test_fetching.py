@@ -18,7 +18,9 @@ import ggml_sched as gs
 from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits, rows_size
 from ggml_sched.graph import graphfile
-from ggml_sched.placement.fetching import disk_of
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.fetching import Fetches, disk_of
+from ggml_sched.placement.trials import Trials
 
 LINK = gs.Link(5e8, 1e-6)
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
@@ -271,6 +273,20 @@ def test_nodes_are_assigned_to_devices_and_never_to_the_disk(large: gs.Fit) -> N
         assert {device.name for device in large.nodes(plan.graph).values()} <= {"GPU", "CPU"}
     with pytest.raises(gs.PlacementError, match="llama.cpp cannot fetch"):
         large.llama_cpp()
+
+
+def test_a_node_with_the_name_of_a_weight_costs_no_fetch() -> None:
+    """The time of fetching at least so many bytes is part of the bound."""
+    graph, given, _ = tight(0, 2)
+    ordered = sorted(with_disk(given, gs.Link(1e9)), key=lambda device: device.host)
+    found = []
+    for name in ("", "embedding"):
+        next(node for node in graph.nodes if node.op == "MUL_MAT").name = name
+        fetches = Fetches(Trials([graph], ordered, Links(ordered, LINK), (1.0,), 1.0), LINK)
+        embedding = sized(graph)["embedding"]
+        found.append([fetches.least(nbytes) for nbytes in (embedding, embedding + 4096, fetches.most)])
+        assert fetches.within(fetches.least(fetches.most // 2)) == pytest.approx(fetches.most // 2, rel=1e-6)
+    assert found[0] == found[1] and found[0][0] == 0 < found[0][1] < found[0][2]
 
 
 # -- refusals and arguments -------------------------------------------------------------------
