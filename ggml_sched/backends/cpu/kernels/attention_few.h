@@ -316,15 +316,16 @@ static void merge_chunks(const flash *f, line l, const float *from, int64_t n, i
         shift_and_divide(out, out, f->dv, 0, total);
 }
 
-/* Whether the rows of a node with a mask use at most half of all keys first .. first + n - 1, counted in fours: such
- * rows are computed one by one. */
+/* Whether rows use so few of the keys first .. first + n - 1 that they are computed one by one: at most half of all,
+ * counted in fours, if all are f16 or bf16, which are converted in registers.  Keys of other types are converted anew
+ * for each row: no more often than for all rows at once. */
 static int uses_few_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n, float *tile) {
     if (f->n_rows == 1 || f->mask == NULL)
         return 0;
-    int64_t used = 0;
+    int64_t used = 0, fours = (n + 3) / 4;
     for (int64_t row = 0; row < f->n_rows; row++)
         used += used_fours(bias_of(f, line_of(f, head_kv, batch, row * f->group), first, n, tile), n);
-    return 2 * used <= f->n_rows * ((n + 3) / 4);
+    return is_half(f->k) && is_half(f->v) ? 2 * used <= f->n_rows * fours : used <= fours;
 }
 
 /* Runs attend_lines; a unit of work is one chunk of keys of one key head.  The key heads of a chunk, which are

@@ -170,10 +170,11 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
     *top = larger;
 }
 
-/* Whether a block has so few keys that are not masked that attend_lines is faster.  About `most` groups of four keys,
- * each of one row, take as long as the block: most of a block's time is to convert and transpose its keys. */
-static int block_is_sparse(int64_t m, const block_memory *s) {
-    int64_t used = 0, most = 128 + 2 * m;
+/* Whether a block has so few keys that are not masked that attend_lines is faster.  `most` groups of four keys, each
+ * of one row, take no longer than the block, most of whose time is to convert and transpose its keys.  attend_lines
+ * converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
+static int block_is_sparse(const flash *f, int64_t m, const block_memory *s) {
+    int64_t used = 0, most = (is_half(f->k) && is_half(f->v) ? 40 : 16) + m / 2;
     for (int64_t i = 0; i < m && used <= most; i++)
         used += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
     return used <= most;
@@ -259,7 +260,7 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
             if (!block_bias(&f, head_kv, batch, m0, m, first, n, &s))
                 continue;
-            if (f.mask != NULL && block_is_sparse(m, &s)) {
+            if (f.mask != NULL && block_is_sparse(&f, m, &s)) {
                 attend_sparse(&f, head_kv, batch, m0, m, first, n, &s);
                 continue;
             }
