@@ -69,7 +69,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from operator import index
+from functools import partial
+from operator import index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ggml_sched._graph import (
@@ -160,22 +161,25 @@ class BufferSizes:
     been closed."""
 
     def __init__(self) -> None:
-        self._sizes: dict[weakref.ref[Buffer], int] = {}
+        self._counted: dict[int, tuple[int, weakref.ref[Buffer]]] = {}
+        """{id: (bytes, reference)}: a class of buffers may define what is equal."""
 
     @property
     def total(self) -> int:
-        return sum(self._sizes.values())
+        # No Python code runs while the dictionary is read: a thread, or a collected buffer, would change it.
+        return sum(map(itemgetter(0), self._counted.values()))
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._counted)
 
     def add(self, buffer: Buffer) -> None:
         """Count a new buffer."""
-        self._sizes[weakref.ref(buffer, self._sizes.pop)] = buffer.size
+        key = id(buffer)
+        self._counted[key] = buffer.size, weakref.ref(buffer, partial(self._counted.pop, key))
 
     def drop(self, buffer: Buffer) -> None:
         """Count a buffer no longer, if it was counted: it is being closed."""
-        self._sizes.pop(weakref.ref(buffer), None)
+        self._counted.pop(id(buffer), None)
 
 
 class GraphView:

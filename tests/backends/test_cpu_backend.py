@@ -82,6 +82,29 @@ def test_a_buffer_that_is_dropped_without_a_close_counts_no_longer(make):
         assert backend.used == 0
 
 
+@pytest.mark.parametrize("has_hash", [True, False])
+def test_equal_buffers_are_counted_each(has_hash):
+    class Equal(CpuBuffer):
+        def __eq__(self, other):
+            return isinstance(other, Equal)
+
+        __hash__ = (lambda self: 1) if has_hash else None
+
+    class Backend(gs.CpuBackend):
+        buffer_class = Equal
+
+    with Backend(1) as backend:
+        first, second, dropped = (backend.alloc_buffer(size) for size in (100, 200, 400))
+        assert backend.used == 700
+        first.close()
+        assert backend.used == 600
+        del dropped
+        gc.collect()
+        assert backend.used == 200
+        second.close()
+        assert backend.used == 0
+
+
 @pytest.mark.parametrize("size", [1 << 60, (1 << 63) - 1])
 def test_more_than_there_is(size):
     backend = gs.CpuBackend()
