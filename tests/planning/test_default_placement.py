@@ -209,6 +209,17 @@ def test_a_leaf_of_which_no_node_reads_a_view_is_on_the_host():
     assert s.plan(view).backend_of(x) is s.backends[0]
 
 
+@pytest.mark.parametrize("pinned", [0, 1])
+def test_a_leaf_of_which_no_node_reads_a_view_is_where_the_caller_assigned_one_of_its_views(pinned):
+    s = Setting("GPU", "CPU")
+    x = s.ctx.tensor("f32", (8, 4), "x")
+    views = [s.ctx.view_1d(x, 8, 32 * k) for k in range(2)]
+    s.sched.set_tensor_backend(views[pinned], s.backends[0])
+    plan = s.plan(*views)
+    assert {plan.backend_of(t) for t in (x, *views)} == {s.backends[0]}
+    says(plan, x, "its first consumer runs there")
+
+
 def test_an_op_that_its_backend_does_not_support_falls_back_with_copies_in_and_out():
     s = Setting(dry_device("GPU", supports_op=lambda t: t.op != "SOFT_MAX"), "CPU")
     gpu, cpu = s.backends

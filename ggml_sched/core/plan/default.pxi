@@ -184,14 +184,20 @@ cdef void default_follow(const gs_request *r, int32_t *assign, unsigned char *re
                 assign[s] = assign[id]
                 reason[s] = GS_REASON_CONSUMER
     place_deps(g, assign, reason)
+    for i in range(g.n_views if n_open else 0):
+        id = g.view[i]
+        root = g.memory[id]
+        if assign[root] < 0 and assign[id] >= 0 and g.position[id] >= 0:
+            assign[root] = assign[id]
+            reason[root] = GS_REASON_CONSUMER
     for i in range(g.n_views):
         id = g.view[i]
         root = g.memory[id]
         if assign[root] < 0 and g.position[id] >= 0:
             # No node reads the view, but it needs memory: the caller may set the root and read the view.  Such a root
             # is on the host, as inputs are: another backend may have no room for it, or be a store.
-            assign[root] = assign[id] if assign[id] >= 0 else r.p.n_backends - 1
-            reason[root] = GS_REASON_CONSUMER if assign[id] >= 0 else GS_REASON_INPUT
+            assign[root] = r.p.n_backends - 1
+            reason[root] = GS_REASON_INPUT
         assign[id] = assign[root]
         reason[id] = GS_REASON_ROOT
 
