@@ -56,7 +56,13 @@ def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Chosen] |
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
-    return graph_from_dict(data, place, path)
+    graph = graph_from_dict(data, where=path)
+    _check_text(graph.meta, f"{path}: meta")
+    for i, fields in enumerate(data["tensors"]):
+        _check_text(fields.get("name", ""), f"{path}: tensor {i}: name")
+    if place is not None:
+        _place_residents(graph, place)
+    return graph
 
 
 def _read(file: BufferedReader | gzip.GzipFile) -> bytes:
@@ -79,7 +85,6 @@ def graph_from_dict(data: Any, place: Callable[[Tensor], Chosen] | None = None, 
     meta = data.get("meta", {})
     if not isinstance(meta, dict):
         raise FileFormatError(f"{where}: meta is not an object")
-    _check_text(meta, f"{where}: meta")
     if ctx is None:
         ctx = Context(str(meta.get("model", os.path.basename(where))))
     by_id: dict[int, Tensor] = {}
@@ -193,8 +198,6 @@ def _creation_order(tensors: list[Any], where: str) -> list[int]:
 
 def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], where: str) -> Tensor:
     fields = tensors[i]
-    for field in ("name", "resident"):
-        _check_text(fields.get(field, ""), f"{where}: tensor {i}: {field}")
     try:
         view = fields.get("view_src", -1)
         return ctx.restore(
@@ -212,11 +215,14 @@ def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], w
 
 
 def _check_text(value: Any, what: str) -> None:
-    """FileFormatError for a lone surrogate: JSON can write it, but no text that is printed or stored can have it."""
+    """FileFormatError for a lone surrogate in a value of JSON, which can write it: no text that is encoded can have it.
+    """
     if isinstance(value, str) and value.isascii():
         return
     try:
         json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise FileFormatError(f"{what}: {error}") from error
     except UnicodeEncodeError as error:
         raise FileFormatError(f"{what} {value!r} has the lone surrogate U+{ord(error.object[error.start]):04X}"
                               ) from error
