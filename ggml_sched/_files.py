@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -14,17 +15,22 @@ __all__ = ["read_up_to", "replace_file", "write_all", "write_text"]
 
 CHUNK = 1 << 24
 """Bytes that are read at a time, so that a wrong size allocates no more than a file has."""
+MAX_LINKS = 40
+"""Symbolic links in a row that are followed, as Linux follows them."""
 
 
 def _descriptor(path: str) -> int | None:
-    """The descriptor of this process that a path names, like /dev/stdout; None for any other path."""
-    while True:
+    """The descriptor of this process that a path names, like /dev/stdout; None for any other path.  OSError for symbolic
+    links that name each other."""
+    link = path
+    for _ in range(MAX_LINKS + 1):
         folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
         if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and name.isdecimal():
             return int(name)
         if not os.path.islink(path):
             return None
         path = os.path.join(folder, os.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), link)
 
 
 def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:

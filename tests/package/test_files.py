@@ -1,6 +1,7 @@
 """Files that are replaced whole: what is there before the last byte, after an error, and between several writers; and
 streams whose calls move few bytes."""
 
+import errno
 import io
 import os
 import subprocess
@@ -83,6 +84,15 @@ def test_a_symbolic_link_stays_and_what_it_names_is_replaced(tmp_path):
         write_text(tmp_path / "link", text)
         assert (tmp_path / "folder" / "file").read_text() == text and (tmp_path / "link").is_symlink()
     assert os.listdir(tmp_path / "folder") == ["file"]
+
+
+def test_symbolic_links_that_name_each_other_are_an_error(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links: .*/a'") as caught:
+        write_text(tmp_path / "a", "text")
+    assert caught.value.errno == errno.ELOOP
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"] and (tmp_path / "a").is_symlink()
 
 
 def test_threads_that_write_one_path_leave_the_whole_file_of_one_of_them(tmp_path):
