@@ -80,12 +80,12 @@ def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tupl
 
 def link_of(args: argparse.Namespace) -> LinkLike:
     """The argument `link` of `gs.fit`: from --link, which counts more, and from what `devices_of` has measured; None
-    without both."""
+    without both.  A link without names is that of all pairs, so that no measured one is used beside it."""
     from ggml_sched import Link
     from ggml_sched.placement.specs import read_links
 
     given, known = read_links(args.link) or {}, args.measured_links
-    if isinstance(given, Link):
+    if isinstance(given, Link) or ("*", "*") in given:
         return given
     return {pair: way for pair, way in known.items() if pair not in given and pair[::-1] not in given} | given or None
 
