@@ -20,8 +20,8 @@ MAX_LINKS = 40
 
 
 def _descriptor(path: str) -> int | None:
-    """The descriptor of this process that a path names, like /dev/stdout; None for any other path.  OSError for symbolic
-    links that name each other."""
+    """The descriptor of this process that a path names, like /dev/stdout; None for any other path.  OSError for
+    symbolic links that name each other."""
     link = path
     for _ in range(MAX_LINKS + 1):
         folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)

@@ -61,7 +61,8 @@ class Runner:
         # `backends` are in the order in which layers are spread over them; a scheduler needs the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
         # Bytes that the fit leaves for arenas: a weight's copy is streamed if keeping the copy would exceed them.
-        budgets = None if fit is None else dict(zip(backends, fit.budgets(), strict=True))
+        budgets = None if fit is None else {
+            backend: n for backend, n in zip(backends, fit.budgets(), strict=True) if n is not None}
         if held is not None:
             budgets = {**(budgets or {}), **held.budgets}
             ordered = ordered if held.store is None else [held.store, *ordered]

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetching", "Fit", "Placed", "Usage"]
 
-BOUNDLESS = (1 << 63) - 1
-"""What `Fit.budgets` has where nothing bounds an arena."""
-
 
 class Placed(NamedTuple):
     """Where one weight or cache lives."""
@@ -246,10 +243,10 @@ class Fit:
                  if (backend := like.backend_of(t)) is not None}
         return {t: device for key, t in _keyed(graph) if (device := found.get(key)) is not None}
 
-    def budgets(self) -> tuple[int, ...]:
-        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave.  Without
-        bound (`BOUNDLESS`) for a host that `fit` has added: other graphs may need more there than those of the fit."""
-        return tuple(BOUNDLESS if isinstance(use.device, Driver) else use.arena + use.left for use in self.memory)
+    def budgets(self) -> tuple[int | None, ...]:
+        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave.  None, which
+        is no bound, for a host that `fit` has added: other graphs may need more there than those of the fit."""
+        return tuple(None if isinstance(use.device, Driver) else use.arena + use.left for use in self.memory)
 
     def verify(self) -> None:
         """Check every plan, independently of the planner, and that every device keeps its budget.
@@ -422,7 +419,8 @@ def register_fit_methods(**functions: Callable[..., Any]) -> None:
 def backends_of(fit: Fit, backends: Sequence[Backend] | None,
                 driver: Callable[[str], Backend]) -> tuple[Backend, ...]:
     """For each device of a fit the backend that stands for it: the one of its name in `backends`, or its own if
-    `backends` is None.  `driver`: a function that makes, under a name, the backend of the host that `fit` has added.
+    `backends` is None.  `driver`: a function that makes, under a name, the backend of this process, for the host that
+    `fit` has added or that its caller has named "driver".
 
     PlacementError where `backends` lacks another device of the fit.
     """

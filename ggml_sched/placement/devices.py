@@ -25,7 +25,8 @@ __all__ = ["ATTENTION", "DEFAULT_LINK", "DRIVER", "Device", "Driver", "Link", "L
 ATTENTION, PROMPT_ATTENTION = "attention", "attention of prompts"
 """The kinds of nodes that read a cache for attention: of few tokens, and of many.  Other kinds are types of weights."""
 DRIVER = "driver"
-"""The name of the device for this process, which is the host where all backends are of other processes."""
+"""The name of the device for this process, which is the host where some backends are of other processes, and none is a
+host."""
 _HOST_LAUNCH, _LAUNCH = 4e-6, 2.5e-6
 _HOST_SPLIT, _SPLIT = 5e-6, 10e-6
 _FASTEST, _LONGEST = 1e30, 1e6
@@ -201,8 +202,11 @@ _FIELDS = ("name", "memory", "bandwidth", "flops", "host", "launch", "split", "r
 
 
 class Driver(Device):
-    """The host that `fit` adds where all backends are of other processes: this process.  Its `memory` bounds what a
-    search places there; it is not what this process has."""
+    """The host that `fit` adds where some backends are of other processes, and none is a host: this process.
+
+    Its `memory` is not what this process has, but what inputs and outputs need, so that little else is placed here.  It
+    bounds no evaluation; the memory of a device that the caller gives and names "driver" does.
+    """
 
 
 def _number(what: str, name: str, value: object) -> float:

@@ -74,6 +74,11 @@ def test_the_bytes_of_the_host_that_a_fit_adds_do_not_bound_what_a_model_evaluat
                 llama.load(model, cluster.backends, place=found) as placed:
             assert np.array_equal(placed.eval(tokens), local.eval(tokens))
             assert placed.memory()[placed.backends[-1]].arena > found.memory[-1].arena + found.memory[-1].left
+            needed = placed.memory()[placed.backends[-1]].arena
+        with gs.CpuBackend(1, name="driver", memory=needed // 2) as driver, \
+                llama.load(model, [*cluster.backends, driver], place=found) as placed, \
+                pytest.raises(gs.OutOfMemory, match=r"'driver': the arena needs .* alive at the peak"):
+            placed.eval(tokens)
         assert pickle.loads(pickle.dumps(found)).budgets() == found.budgets()
         own = gs.fit(model_graphs(model, 256, 256), [*devices, gs.Device("driver", 1 << 20, 1e10, 1e11, host=True)])
         assert own.budgets()[-1] == own.memory[-1].arena + own.memory[-1].left     # bytes of a device that is given
