@@ -87,7 +87,7 @@ def link_of(args: argparse.Namespace) -> LinkLike:
     given, known = read_links(args.link) or {}, args.measured_links
     if isinstance(given, Link) or ("*", "*") in given:
         return given
-    return {pair: way for pair, way in known.items() if pair not in given and pair[::-1] not in given} | given or None
+    return {pair: way for pair, way in known.items() if pair[::-1] not in given} | given or None
 
 
 def pins_of(texts: Sequence[str]) -> dict[str, str]:

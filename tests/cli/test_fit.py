@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sparse_models import LLAMA_7B, LLAMA_70B, sparse_model
 
 import ggml_sched as gs
 from ggml_sched import cli
+from ggml_sched.cli.devices import link_of
 from ggml_sched.placement import measured
 
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
@@ -229,6 +231,14 @@ def test_measured_links_count_unless_the_command_line_has_one(tiny: str, capsys:
     other = "--device", "GPU1:1MiB:1GB/s:1TF", "--link", "CPU,GPU1=25GB/s:8us"
     assert homes(*other) == {"CPU"}
     assert "CUDA0" in homes(*other, "--link", "25GB/s:8us")
+
+
+def test_a_link_of_the_command_line_is_that_of_both_directions() -> None:
+    slow, fast = gs.Link(1.0, 10.0), gs.Link(25e9, 8e-6)
+    measured_links = {("CUDA0", "CPU"): slow, ("CPU", "CUDA0"): slow, ("CUDA1", "CPU"): slow}
+    for pair in ("CPU", "CUDA0"), ("CUDA0", "CPU"):
+        args = Namespace(link=[f"{pair[0]},{pair[1]}=25GB/s:8us"], measured_links=measured_links)
+        assert link_of(args) == {pair: fast, ("CUDA1", "CPU"): slow}
 
 
 def test_measured_speeds_count_where_they_cannot_be_kept(tiny: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,

@@ -72,6 +72,11 @@ def test_a_placement_for_all_outputs_has_room_for_the_logits_of_every_token() ->
                 assert "has 16 outputs, the graphs of the placement have 2 at most" in note
                 assert "last_only=True" in note and "model_graphs(all_outputs=True)" in note
                 assert model.eval(range(1, 17), last_only=True).shape == (1, 2000)
+        if not all_outputs:
+            with gs.CpuBackend(1, name="CPU") as backend, llama.load(file, [backend], n_batch=32, place=fit) as model, \
+                    pytest.raises(gs.OutOfMemory) as caught:
+                model.eval(range(1, 33), last_only=True)
+            assert not hasattr(caught.value, "__notes__")      # a batch of too many tokens, not of too many outputs
 
 
 def test_a_context_of_0_is_the_one_that_the_model_was_trained_with() -> None:
