@@ -397,7 +397,7 @@ class _Limited:
         for device, room in zip(self.fit.devices, self.fit.budgets(), strict=True):
             backend = named[device.name]
             needed = 0 if backend in self.limits else self.arenas(plans, backend)
-            if needed > room:
+            if room is not None and needed > room:
                 raise OutOfMemory(f"backend {backend.name!r}: arena and work memory need {needed} bytes, and the "
                                   f"placement leaves {room}", backend.name, needed, room)
 

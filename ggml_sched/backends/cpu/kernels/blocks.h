@@ -45,8 +45,8 @@ float gs_scale_of_e8m0(uint8_t e);
  * neither f32, f16, bf16 nor one of the quantised types above. */
 int gs_dequantize_row(int type, const void *src, float *dst, int64_t n);
 
-/* Converts n elements of f32 to `type`: q8_0, q4_0, q4_1, q5_0 or q5_1, rounded like ggml's reference.  Returns 0, or -1
- * for another type. */
+/* Converts n elements of f32 to `type`: q8_0, q4_0, q4_1, q5_0 or q5_1, rounded like ggml's reference.  Returns 0, or
+ * -1 for another type. */
 int gs_quantize_row(int type, const float *src, void *dst, int64_t n);
 
 #endif
