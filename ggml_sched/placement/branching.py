@@ -42,6 +42,9 @@ MAX_DEVICES = 2
 """With more devices no case is solved with the efforts of `EFFORTS`: that takes five seconds, and proves little."""
 MAX_PROOFS = 2
 """With more than `MAX_DEVICES` devices, the most cases that are bounded with the effort "proof"."""
+MAX_THOROUGH = 4
+"""With more than `MAX_DEVICES` devices, the most cases that are solved with the effort "all" one by one; the others are
+left to unions of cases."""
 MAX_UNITED, MAX_FAILED = 6, 2
 """With more than `MAX_DEVICES` devices, the most unions of cases that are bounded with the effort "proof": in all, and
 those whose bounds stay far below the best."""
@@ -55,6 +58,9 @@ MAX_WITHOUT = 6
 """The most searches for one case that exclude the patterns at the peaks of arenas (see `_without`)."""
 FEW_CACHES = 0.02
 """Seconds that `_finer` adds to the cost of a stage with caches, as a part of the best seconds."""
+BELOW, MAX_BELOW = 0.03, 8
+"""The bound of placements with smaller arenas is improved by `solve` where it is below the bound that is wanted by at
+most the part `BELOW`, and at most `MAX_BELOW` times."""
 WORTH = 0.04
 """A gain in a bound is worth an attempt only if it is at least this part of `within`, times the bound."""
 POLISHED = 0.1
@@ -101,6 +107,8 @@ class Branching:
         self._added: set[tuple[object, ...]] = set()
         self._count = 0
         self._left_of = dict(EFFORTS)
+        self._thorough = 0          # cases that were solved with the effort "all"
+        self._below = 0             # bounds of placements with smaller arenas that `solve` improved
         self._assumed: set[tuple[object, ...]] = set()
 
     def run(self) -> float:
@@ -253,7 +261,7 @@ class Branching:
             return False
         parts = self._halves(made, made.mixture)
         if parts is None:
-            return False
+            return self._above(made, bound)
         self._dive(made, made.solution)
         for part in parts:
             self._add(part, made.shared, bound)
@@ -292,7 +300,14 @@ class Branching:
             self.closed = min(self.closed, bound)
             return
         parts = self._halves(made, _paths(solution)) or self._halves(made, made.mixture)
+        if parts is None and self._above(made, bound):
+            return
+        if parts is None and len(candidates.budgets) > MAX_DEVICES and self._thorough == MAX_THOROUGH:
+            heappush(self._weak, (bound, self._count, made))
+            self._count += 1
+            return
         if parts is None:
+            self._thorough += 1
             solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff)
             assert solution is not None
             bound = max(bound, solution.bound)
@@ -561,31 +576,61 @@ class Branching:
         return max(bound, relaxed(entered(made.chain, held, required), room)[0].bound)
 
     def _by_phases(self, made: Open) -> float:
-        """Another bound of a case, from how long copies of the inputs that are read with caches stay on a device: from
-        the first stage with caches there to the last.
-
-        For each device the placements are of two kinds: the arena is at least what the case's path needs with these
-        copies, or no stage between the first and the last with caches there needs as much.  The least bound of all
-        kinds holds.
-        """
-        [table], [case], [shared] = self.tables, made.cases, made.shared
-        candidates, held_at = self.candidates, table.holds_caches
-        assert made.solution.path is not None
-        floors, bounds = list(case.floors), []
-        for d, price in enumerate(made.solution.multipliers):
-            need = table.needed(made.chains[0], made.solution.path, d)[d]
-            if price * (need - floors[d]) < candidates.within * WORTH * made.solution.bound:
-                continue
-            limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
-            chains = outer, inner = [table.chain(case.caches, shared, limits, within) for within in (-1, d)]
-            held = [[of[rows][:, d] for of, rows in zip(held_at, chain.rows, strict=True)] for chain in chains]
-            room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
-            bounds.append(relaxed(dearer(phased(outer, inner, held), candidates.fine), room)[0].bound)
-            floors[d] = need
+        """Another bound of a case: the least of its bound with arenas as large as `_lasting` finds, and of the bounds
+        of the placements with smaller arenas."""
+        candidates = self.candidates
+        floors, bounds = self._lasting(made, -math.inf)
         if not bounds:
             return -math.inf
         most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
         return min([math.inf if most is None else most.bound, *bounds])
+
+
+    def _lasting(self, made: Open, least: float) -> tuple[list[int], list[float]]:
+        """(Floors, bounds) of a case, from how long copies of the inputs that are read with caches stay on a device:
+        from the first stage that reads them there to the last.
+
+        For each device the placements are of two kinds: the arena is at least what the case's path needs with these
+        copies, or no stage between the first and the last that reads them there needs as much.  The floors are those of
+        the first kinds; the bounds those of the second kinds, which are used where they are at least `least`.
+        """
+        [table], [case], [shared] = self.tables, made.cases, made.shared
+        candidates, path = self.candidates, made.solution.path
+        assert path is not None
+        floors, bounds = list(case.floors), []
+        for d, price in enumerate(made.solution.multipliers):
+            for number in range(len(table.lasting) if price else 0):
+                need = table.needed(made.chains[0], path, (number, d))[d]
+                if price * (need - floors[d]) < candidates.within * WORTH * made.solution.bound:
+                    continue
+                limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
+                outer, inner = (table.chain(case.caches, shared, limits, within) for within in (None, (number, d)))
+                reads = [of[rows] for of, rows in zip(table.reads(number, d), outer.rows, strict=True)]
+                room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
+                chain = dearer(phased(outer, inner, reads), candidates.fine)
+                bound = relaxed(chain, room)[0].bound
+                if least * (1 - BELOW) <= bound < least and self._below < MAX_BELOW:
+                    self._below += 1
+                    solution = candidates.solve(chain, floors, cutoff=least, effort="bound")
+                    bound = bound if solution is None else max(bound, solution.bound)
+                if bound >= least:
+                    bounds.append(bound)
+                    floors[d] = need
+        return floors, bounds
+
+    def _above(self, made: Open, bound: float) -> bool:
+        """Replace a case by one of larger floors (see `_lasting`), if all placements with smaller arenas are proven to
+        be near the best, or above it; returns whether it was replaced."""
+        best = self.candidates.best
+        if len(self.tables) > 1 or best is None:
+            return False
+        floors, bounds = self._lasting(made, best.seconds / (1 + (FAR * (1 - 1e-6) if self._is_far(bound)
+                                                                  else self.candidates.within)))
+        if not bounds:
+            return False
+        self.closed = min([self.closed, *bounds])
+        self._add((made.cases[0]._replace(floors=tuple(floors)),), made.shared, bound)
+        return True
 
 
 def relaxed(chain: Chain, room: Sequence[int]) -> tuple[Solution, tuple[tuple[Choice, ...], ...]]:

@@ -102,28 +102,28 @@ def dearer(chain: ChainT, fine: float) -> ChainT:
     return replace(chain, cost=costs)
 
 
-def phased(outer: Chain, inner: Chain, held: Sequence[Sequence[NDArray[np.bool_]]]) -> Chain:
+def phased(outer: Chain, inner: Chain, held: Sequence[NDArray[np.bool_]]) -> Chain:
     """A chain whose states also say whether a stage with caches on one device came before, and whether one follows.
 
     `outer`: the chain with all patterns; `inner`: the same chain, with only the patterns that a stage may have between
-    two stages with caches on the device; `held`: for both chains, for each class, which patterns have caches on the
-    device.  State `s` of these chains becomes `s` before the first stage with caches there, `states + s` from that
-    stage to the last such stage, and `2 * states + s` after it.
+    two stages with caches on the device; `held`: for each class, which patterns of `outer` have caches on the device.
+    State `s` of these chains becomes `s` before the first stage with caches there, `states + s` from that stage to the
+    last such stage, and `2 * states + s` after it.
     """
     n = len(outer.start)
     costs, memory = [], []
-    for out, within, out_memory, in_memory, out_held, in_held in zip(outer.cost, inner.cost, outer.memory, inner.memory,
-                                                                      *held, strict=True):
+    for out, within, out_memory, in_memory, out_held in zip(outer.cost, inner.cost, outer.memory, inner.memory, held,
+                                                            strict=True):
         free, caching = np.flatnonzero(~out_held), np.flatnonzero(out_held)
-        between = np.flatnonzero(~in_held)
-        cost = np.full((len(free) + len(caching) + len(between), 3 * n, 3 * n), np.inf)
-        one, two = len(free), len(free) + len(caching)
-        for before, after, rows, table in ((0, 0, slice(0, one), out[free]), (2, 2, slice(0, one), out[free]),
-                                           *((a, b, slice(one, two), out[caching]) for a in (0, 1) for b in (1, 2)),
-                                           (1, 1, slice(two, None), within[between])):
+        cost = np.full((len(out) + len(within), 3 * n, 3 * n), np.inf)
+        one, two = len(free), len(out)
+        first, later = out[free], out[caching]
+        for before, after, rows, table in ((0, 0, slice(0, one), first), (2, 2, slice(0, one), first),
+                                           *((a, b, slice(one, two), later) for a, b in ((0, 1), (0, 2), (1, 2))),
+                                           (1, 1, slice(two, None), within)):
             cost[rows, before * n:(before + 1) * n, after * n:(after + 1) * n] = table
         costs.append(cost)
-        memory.append(np.concatenate([out_memory[free], out_memory[caching], in_memory[between]]))
+        memory.append(np.concatenate([out_memory[free], out_memory[caching], in_memory]))
     start = np.concatenate([outer.start, np.full(2 * n, np.inf)])
     return Chain(outer.classes, tuple(costs), tuple(memory), start, outer.devices * 3)
 

@@ -428,7 +428,7 @@ _Runs: TypeAlias = list[dict[int, _Run]]
 """For each node i: {t: the run of the nodes t .. i}, for each earlier node t such that t .. i may be one split."""
 
 _MOST_JOINED = 5        # runs with more different sites than this are left out
-_SMALL_COPY = 1 / 16    # of the largest value: copies of less count from their first reader on, not from its split on
+_SMALL_COPY = 1 / 1024  # of the largest value: copies of less count from their first reader on, not from its split on
 
 
 def _runs(nodes: Nodes, sites: Sequence[int], streams: bool) -> _Runs:

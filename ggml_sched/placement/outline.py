@@ -57,6 +57,8 @@ class Shared(NamedTuple):
     """{id of such a tensor: number of stages that read it}."""
     nodes: frozenset[int]
     """The nodes that compute such tensors from inputs alone."""
+    readers: dict[int, frozenset[int]]
+    """{id of such a tensor: the stages that read it}."""
 
 
 class Nodes(NamedTuple):
@@ -124,11 +126,11 @@ def shared_values(w: Wiring, stage_of: Sequence[int], passed: Collection[int]) -
         root = w.root[s]
         p = w.producer[root]
         if p < 0 and len(stages) > 1:
-            found[s] = len(stages)
+            found[s] = frozenset(stages)
         elif p >= 0 and root not in passed and free[p] and stages != {stage_of[p]}:
-            found[s] = len(stages)
+            found[s] = frozenset(stages)
             nodes.add(p)
-    return Shared(found, frozenset(nodes))
+    return Shared({s: len(stages) for s, stages in found.items()}, frozenset(nodes), found)
 
 
 def places_of(model: Model, graph: int) -> list[int]:

@@ -59,8 +59,24 @@ class TableChain(Chain):
     activation, device of the activation passed on]."""
 
 
+@dataclass(frozen=True, eq=False)
+class Lasting:
+    """Inputs that the same stages with caches read: their copies on a device last from the first of these stages with
+    caches there to the last."""
+
+    model: int
+    stages: frozenset[int]
+    """The stages of the model that read all of these inputs."""
+    inputs: tuple[frozenset[int], ...]
+    """For each graph the ids of the inputs that all of these stages read."""
+    classes: tuple[bool, ...]
+    """For each class of stages whether it reads these inputs."""
+
+
 _Kept: TypeAlias = tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64], tuple[NDArray[np.int16], ...]]
 """The table of one class for a chain, as `Tables._table` returns it."""
+Within: TypeAlias = tuple[int, int] | None
+"""(Index of inputs in `Tables.lasting`, a device other than the host); None: none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +93,6 @@ class _Class:
     ins: tuple[int, ...]            # devices that the activation from the stage before may be on
     active: tuple[int, ...]         # graphs that count in the goal, as indices into the model's graphs
     costs: tuple[Costs, ...]        # of the active graphs
-    within: tuple[NDArray[np.int64], ...]   # `needs` of each of `costs`, plus `_lasting_bytes` on all but the host
     held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
     needs: NDArray[np.int64]        # [patterns, devices] bytes that an arena has to hold, whichever the variant
 
@@ -128,6 +143,7 @@ class Tables:
         self.classes: tuple[int, ...] = ()
         """The class of each stage of the chain."""
         self._classes: tuple[_Class, ...] = self._find_classes(stream)
+        self._within: dict[int, tuple[tuple[NDArray[np.int64], ...], ...]] = {}
         self._kept: dict[tuple[object, ...], _Kept] = {}
         self._known: dict[tuple[int, int], tuple[NDArray[np.float64], NDArray[np.int64], Any]] = {}
 
@@ -215,7 +231,6 @@ class Tables:
             atoms = find_atoms(self._outlines[k], large[m], most)
             prepared.append((m, k, self._outlines[k], atoms, sites(self._outlines[k], atoms)))
         held = self._held = self._held_back(prepared)
-        self._lasting = self._lasting_bytes(held)
         self._inputs = self._price_inputs(held)
         return tuple(self._class(*each, held, stream) for each in prepared)
 
@@ -260,18 +275,6 @@ class Tables:
                                             + self.links.per_byte[self._host] * nbytes)
         return total
 
-    def _lasting_bytes(self, held: Sequence[set[int]]) -> list[int]:
-        """For each graph the bytes of those `held` inputs that every stage with caches reads: their copies on a device
-        last from the first stage with caches there to the last."""
-        found = [0] * len(self.graphs)
-        for m, model in enumerate(self.models):
-            count = sum(any(resident.cache for resident in made.residents)
-                        for made, (of, _) in zip(self._outlines, self._of_stage, strict=True) if of == m)
-            for g in model.graphs:
-                stages = self._shared_values[g].stages
-                found[g] = sum(int(self._wirings[g].nbytes[s]) for s in held[g] if stages[s] == count)
-        return found
-
     def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Sites], held: Sequence[set[int]],
                stream: Sequence[bool]) -> _Class:
         model, stage = self.models[m], self._of_stage[k][1]
@@ -292,9 +295,6 @@ class Tables:
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
                 back += self.weights[g] / shared[s] * (
                     self.links.latency[self._host] + self.links.per_byte[self._host] * self._wirings[g].nbytes[s])
-        lasts = np.arange(len(self.devices)) != self._host
-        within = [cost.needs + self._lasting[model.graphs[n]] * lasts
-                  for n, cost in zip(active, made_costs, strict=True)]
         if made_costs:
             # Graphs of weight 0 follow the rule of the first active graph, whose variants need the arenas of all these.
             shape = (len(found), len(ins))
@@ -306,12 +306,11 @@ class Tables:
                                      native=at if stream[model.graphs[n]] else None)
                         for v in np.flatnonzero(np.array(made_costs[0].rule) == r):
                             np.maximum(made_costs[0].needs[v], need, out=made_costs[0].needs[v])
-                            np.maximum(within[0][v], need + self._lasting[model.graphs[n]] * lasts, out=within[0][v])
         least: NDArray[np.int64] = np.zeros((len(found), len(self.devices)), np.int64)
         for cost in made_costs:
             np.maximum(least, cost.needs.min(axis=(0, 2)), out=least)
         return _Class(m, made, atoms, tuple(rules), found, devices, self._memory(made, devices, atoms), ins, active,
-                      tuple(made_costs), tuple(within), back, least)
+                      tuple(made_costs), back, least)
 
     def _memory(self, made: Outline, devices: NDArray[np.int8], atoms: Atoms) -> NDArray[np.int64]:
         """Bytes of the residents that this class counts, aligned [patterns, devices]."""
@@ -372,6 +371,64 @@ class Tables:
         most[self._host] = 0
         return tuple(most.tolist())
 
+    @cached_property
+    def lasting(self) -> tuple[Lasting, ...]:
+        """The sets of inputs whose copies last through several stages, those that the most stages read first."""
+        found: dict[tuple[int, frozenset[int]], None] = {}
+        for m, model in enumerate(self.models):
+            for g in model.graphs:
+                for s in self._held[g]:
+                    stages = self._shared_values[g].readers[s]
+                    if len(stages) > 1 and self._wirings[g].nbytes[s]:
+                        found[m, stages] = None
+        made = []
+        for m, stages in sorted(found, key=lambda key: (key[0], -len(key[1]), sorted(key[1]))):
+            inputs = [frozenset(s for s in held if g in self.models[m].graphs
+                                and stages <= self._shared_values[g].readers[s]) for g, held in enumerate(self._held)]
+            classes = {c for (of, k), c in zip(self._of_stage, self.classes, strict=True) if of == m and k in stages}
+            made.append(Lasting(m, stages, tuple(inputs), tuple(c in classes for c in range(len(self._classes)))))
+        return tuple(made)
+
+    def _needs_within(self, number: int) -> tuple[tuple[NDArray[np.int64], ...], ...]:
+        """For each class, for each graph that counts in the goal, the bytes that arenas have to hold in a stage while
+        copies of the inputs `lasting[number]` are alive before and after it [variants, patterns, in, devices]."""
+        found = self._within.get(number)
+        if found is None:
+            found = self._within[number] = tuple(self._class_within(each, self.lasting[number])
+                                                 for each in self._classes)
+        return found
+
+    def _class_within(self, each: _Class, lasting: Lasting) -> tuple[NDArray[np.int64], ...]:
+        """`_needs_within` of one class."""
+        if each.model != lasting.model or not each.costs:
+            return tuple(cost.needs for cost in each.costs)
+        there = self._caches(each)
+        shape, graphs = (len(each.patterns), len(each.ins)), self.models[each.model].graphs
+        at, others = where(each.patterns, each.atoms, each.ins, self._host), np.arange(len(self.devices)) != self._host
+        found = [cost.needs.copy() for cost in each.costs]
+        for n, g in enumerate(graphs):
+            read = {value.number for value in each.outline.graphs[n].values if value.origin == GLOBAL}
+            nbytes = {s: int(self._wirings[g].nbytes[s]) for s in lasting.inputs[g]}
+            # A device without caches of the stage has copies of all these inputs; one with caches has them, too, and
+            # `needs` counts those that the stage reads.
+            more = np.where(there, sum(size for s, size in nbytes.items() if s not in read), sum(nbytes.values()))
+            more = (more * others)[:, None, :]
+            is_active = n in each.active
+            own = each.active.index(n) if is_active else 0
+            cost = each.costs[own]
+            if is_active:
+                found[own] += np.where(there, 0, more[:, 0])[:, None, :]
+                if not there.any():
+                    continue
+            for r, rule in enumerate(each.rules):
+                native = at if self._stream[g] and not is_active else None
+                need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting.inputs[g], native)
+                need = np.where(others, need + more, 0)
+                for v in range(len(cost.rule)):
+                    if cost.rule[v] == r and (not is_active or cost.streams_to[v] < 0):
+                        np.maximum(found[own][v], need, out=found[own][v])
+        return tuple(found)
+
     @property
     def holds_caches(self) -> tuple[NDArray[np.bool_], ...]:
         """For each class whether a pattern has caches on a device [patterns, devices]."""
@@ -385,11 +442,11 @@ class Tables:
         return found
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
-              limits: Sequence[float] | None = None, within: int = -1) -> TableChain:
+              limits: Sequence[float] | None = None, within: Within = None) -> TableChain:
         """The chain of all placements that have no caches on the devices where `caches` is False, have residents that
         several stages read on the devices of `shared` ({name: device}, one name for each group), and need arenas of at
-        most `limits` bytes on each device.  `within`: a device where the copies of inputs that are read with caches are
-        alive before and after each stage; -1: none.
+        most `limits` bytes on each device.  `within`: inputs, and a device where their copies are alive before and
+        after each stage.
 
         These copies have a price: for each device where `caches` is True the start of the chain costs one copy; where
         it is None, or if `caches` is None, each stage with caches on the device costs a part of the copy.  A
@@ -433,7 +490,7 @@ class Tables:
         return fixed
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
-               limits: tuple[float, ...] | None, within: int) -> _Kept:
+               limits: tuple[float, ...] | None, within: Within) -> _Kept:
         """(The patterns of class `c` that no other beats; their seconds [patterns, states, states]; their bytes
         [patterns, devices]; for each graph that counts in the goal the variant of fewest seconds [all patterns, device
         of the incoming activation, device of the activation passed on]).  The other arguments are those of `chain`."""
@@ -444,9 +501,10 @@ class Tables:
                 usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
         most = np.inf if limits is None else np.array(limits)
         allowed = [np.asarray((cost.needs <= most).all(3)) for cost in each.costs]
-        if within >= 0 and limits is not None:
-            allowed = [mask & (needs[..., within] <= limits[within])
-                       for mask, needs in zip(allowed, each.within, strict=True)]
+        if within is not None and limits is not None:
+            number, d = within
+            allowed = [mask & (needs[..., d] <= limits[d])
+                       for mask, needs in zip(allowed, self._needs_within(number)[c], strict=True)]
         parts = tuple(held is None for held in caches)
         key = (c, parts, usable.tobytes(), *(mask.tobytes() for mask in allowed))
         found = self._kept.get(key)
@@ -506,19 +564,33 @@ class Tables:
             best[to], chosen[to] = seconds[better], v
         return best, chosen
 
-    def needed(self, chain: TableChain, path: Sequence[Choice], within: int = -1) -> list[int]:
+    def needed(self, chain: TableChain, path: Sequence[Choice], within: Within = None) -> list[int]:
         """Bytes that the arena of each device has to hold at least for a path: the most that a stage needs in its
-        variant.  `within`: a device where the copies of inputs that are read with caches are taken to be alive also in
-        all stages without caches there; -1: none."""
+        variant.  `within`: inputs, and a device where their copies are alive between the first and the last stage that
+        reads them there."""
         most: NDArray[np.int64] = np.zeros(len(self.devices), np.int64)
         for choice, c in set(zip(path, self.classes, strict=True)):
             each, row = self._classes[c], int(chain.rows[c][choice.pattern])
             for j, cost in enumerate(each.costs):
                 variant, enters = self._variant(chain, each, c, row, choice, j)
                 np.maximum(most, cost.needs[variant, row, enters], out=most)
-                if within >= 0 and not self._caches(each)[row, within]:
-                    most[within] = max(most[within], each.within[j][variant, row, enters, within])
+        if within is not None:
+            number, d = within
+            reads = self.reads(number, d)
+            at = [k for k, (choice, c) in enumerate(zip(path, self.classes, strict=True))
+                  if reads[c][chain.rows[c][choice.pattern]]]
+            inside = slice(at[0] + 1, at[-1]) if at else slice(0)
+            for choice, c in set(zip(path[inside], self.classes[inside], strict=True)):
+                each, row = self._classes[c], int(chain.rows[c][choice.pattern])
+                for j, needs in enumerate(self._needs_within(number)[c]):
+                    variant, enters = self._variant(chain, each, c, row, choice, j)
+                    most[d] = max(most[d], needs[variant, row, enters, d])
         return [int(nbytes) for nbytes in most]
+
+    def reads(self, number: int, d: int) -> tuple[NDArray[np.bool_], ...]:
+        """For each class which of its patterns read the inputs `lasting[number]` on device d [all patterns]."""
+        return tuple(there[:, d] & reads
+                     for there, reads in zip(self.holds_caches, self.lasting[number].classes, strict=True))
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
         """For each device the seconds of one copy of the inputs that are read with caches, less what the path's cost

@@ -29,11 +29,11 @@ def test_phases_forbid_what_is_too_large_between_two_stages_with_caches_and_noth
         small = [RNG.random(len(cost)) < 0.5 for cost in chain.cost]
         inner = replace(chain, cost=tuple(cost[rows] for cost, rows in zip(chain.cost, small, strict=True)),
                         memory=tuple(rows[kept] for rows, kept in zip(chain.memory, small, strict=True)))
-        found = cheapest(phased(chain, inner, [held, [of[rows] for of, rows in zip(held, small, strict=True)]]))
+        found = cheapest(phased(chain, inner, held))
         best = np.inf
         for patterns in product(*(range(len(chain.cost[c])) for c in chain.classes)):
             at = [k for k, (c, p) in enumerate(zip(chain.classes, patterns, strict=True)) if held[c][p]]
-            if not at or all(small[chain.classes[k]][patterns[k]] or k in at for k in range(at[0], at[-1])):
+            if not at or all(small[chain.classes[k]][patterns[k]] for k in range(at[0] + 1, at[-1])):
                 value = chain.start
                 for c, p in zip(chain.classes, patterns, strict=True):
                     value = (value[:, None] + chain.cost[c][p]).min(0)

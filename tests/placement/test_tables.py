@@ -304,6 +304,37 @@ def test_neither_arenas_nor_seconds_are_below_the_tables_where_weights_are_broug
     assert brought > 100
 
 
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, 1.0)], ids=["token", "both"])
+def test_no_arena_is_smaller_than_what_stages_need_between_two_that_read_inputs_of_caches(weights):
+    devices = (FAST, GPU, CPU)
+    links = Links(devices, LINK)
+    model = Trials([decoder(5, cells=256), decoder(5, cells=256, tokens=64)], devices, links, weights, 1.0)
+    made = Tables(model.facts, weights, devices, links)
+    chain = made.chain()
+    larger = 0
+    for solution in random_solutions(chain, np.random.default_rng(8), 100):
+        assignment = made.assignment(chain, solution)
+        arenas = model.run(assignment.residents, assignment.nodes).arenas
+        for d in range(2):
+            without = made.needed(chain, solution.path)[d]
+            for number in range(len(made.lasting)):
+                need = made.needed(chain, solution.path, (number, d))[d]
+                assert without <= need <= arenas[d]
+                larger += need > without
+    assert larger > 20
+
+
+def test_small_copies_count_from_the_split_of_their_reader_on_and_last_between_stages():
+    """A mask, a 32nd of the products of queries and keys, is copied before these are computed, and stays."""
+    made = tables(both("llama-2-7b")[1:], (GPU, CPU))
+    chain = made.chain((True, False))
+    solution = path_for(chain, (0, 0))
+    _, (plan,) = real_price(made, chain, solution, LINK)
+    arena = plan.buffer_sizes[0]
+    assert 0.94 * arena < made.needed(chain, solution.path)[0]
+    assert 0.9999 * arena < made.needed(chain, solution.path, (0, 0))[0] <= arena
+
+
 def test_inputs_of_caches_last_in_every_stage_between_two_with_caches():
     devices = (FAST, GPU, CPU)
     links = Links(devices, LINK)
@@ -314,13 +345,13 @@ def test_inputs_of_caches_last_in_every_stage_between_two_with_caches():
     assert holds(made, chain, solution).tolist() == [True, False, False]
     assignment = made.assignment(chain, solution)
     arena, *_ = model.run(assignment.residents, assignment.nodes).arenas
-    without, need = (made.needed(chain, solution.path, within)[0] for within in (-1, 0))
+    without, need = (made.needed(chain, solution.path, within)[0] for within in (None, (0, 0)))
     mask = 64 * 4096 * 4
     assert need >= without + mask
     assert 0.95 * arena < need <= arena
     # The widest nodes are between caches, and do not fit there any more.
     limits = (need - 1, 1 << 40, 1 << 40)
-    outer, inner = (made.chain(limits=limits, within=within) for within in (-1, 0))
+    outer, inner = (made.chain(limits=limits, within=within) for within in (None, (0, 0)))
     assert path_for(outer, (0, 0, 0)).cost == solution.cost < path_for(inner, (0, 0, 0)).cost
 
 
