@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from random_chains import least, near_budget, random_chain
 
-from ggml_sched.placement.solve import labels as labels_of_solve
-from ggml_sched.placement.solve import solve
+from ggml_sched.placement.solve import merged, solve
 from ggml_sched.placement.solve.bound import best_bound
-from ggml_sched.placement.solve.labels import Labels
+from ggml_sched.placement.solve.merged import MergedBound
 from ggml_sched.placement.solve.problem import Problem
 
 RNG = np.random.default_rng()
@@ -25,29 +24,43 @@ def test_no_path_that_fits_costs_less_than_the_bound_by_merged_labels(n_devices,
         bound = best_bound(problem)
         if bound.value == np.inf or optimum == np.inf:
             continue
-        for slots in (1, 40, 300, 1 << 20):
-            monkeypatch.setattr(labels_of_solve, "FEWEST_SLOTS", slots)
-            monkeypatch.setattr(labels_of_solve, "MOST_SLOTS", slots)
-            value = Labels(problem, bound).merged(1e9, ENDLESS)
+        for labels, parts in ((1, 1), (8, 3), (60, 2), (1 << 12, 1 << 12)):
+            monkeypatch.setattr(merged, "FEWEST", labels)
+            monkeypatch.setattr(merged, "MOST_PARTS", parts)
+            found = MergedBound(problem, bound)
+            value = found.best(bound.value, optimum * 1.5, ENDLESS)
             assert value <= optimum * (1 + 1e-12)
             assert bound.value <= value * (1 + 1e-9)
-            assert Labels(problem, bound).merged(optimum * 0.9, ENDLESS) <= optimum * 0.9
-        # A byte has a part of the budget of its own here, but two paths may still take the same bytes.
+            assert found.best(bound.value, optimum * 0.9, ENDLESS) <= optimum * 0.9
+            for target in (optimum * 0.99, optimum * 1.01):     # alone, and after each other, as `best` has them
+                value, _, ahead = found._proven(target, ENDLESS, None)
+                assert value <= optimum * (1 + 1e-12)
+                assert found._proven(target * 0.995, ENDLESS, ahead)[0] <= min(optimum, target * 0.995) * (1 + 1e-12)
+        # Labels of different bytes are not merged here, but two paths may still take the same bytes.
         compared += 1
-        exact += value == pytest.approx(optimum, rel=1e-9)
-    assert exact >= 0.6 * compared > 0
+        exact += found.best(bound.value, optimum * (1 - 1e-9), ENDLESS) == pytest.approx(optimum, rel=1e-6)
+    assert exact >= 0.8 * compared > 0
 
 
-def test_finer_parts_are_tried_while_columns_are_left():
+def test_finer_cells_are_tried_while_columns_are_left():
     chain = random_chain(np.random.default_rng(0), 2, n_stages=12, n_patterns=4, largest=1000)
     low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
     problem = Problem(chain, ((2 * low + high) // 3).tolist())
     bound = best_bound(problem)
-    found = Labels(problem, bound)
-    assert found.merged(1e9, 1) == -np.inf
-    values = [found.merged(1e9, effort) for effort in (1 << 12, 1 << 16, 1 << 24)]
+    found = MergedBound(problem, bound)
+    assert found.best(bound.value, bound.value * 1.2, 1) == bound.value
+    values = [found.best(bound.value, bound.value * 1.2, effort) for effort in (1 << 8, 1 << 12, 1 << 24)]
     assert values == sorted(values)
     assert bound.value * 1.1 < values[-1]
+
+
+def test_a_sweep_that_ends_early_rules_nothing_out():
+    chain = random_chain(np.random.default_rng(0), 2, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((2 * low + high) // 3).tolist())
+    found = MergedBound(problem, best_bound(problem))
+    value, left, ahead = found._proven(found._value * 1.2, 100, None)
+    assert (left < 0, ahead, value >= found._value * (1 - 1e-9)) == (True, None, True)
 
 
 def test_the_effort_for_a_proof_bounds_at_least_as_well_as_others():

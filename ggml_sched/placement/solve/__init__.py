@@ -1,8 +1,9 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` tries fast methods first, and ends as soon as the gap is small enough: the bound by multipliers (`bound`); the
-paths of its relaxations, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels and
-a bound by merged labels (`labels`); counts of equal stages by an integer program (`counts`) where HiGHS is installed.
+paths of its relaxations, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels
+(`labels`); a bound by merged labels (`merged`); counts of equal stages by an integer program (`counts`) where HiGHS is
+installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve.bound import Bound, Relaxation, best_bound, relax
 from ggml_sched.placement.solve.counts import Counts, has_highs, highs, linear
 from ggml_sched.placement.solve.labels import Labels
+from ggml_sched.placement.solve.merged import MergedBound
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.runs import RunBound
 from ggml_sched.placement.solve.search import improve, repair, splice
@@ -36,7 +38,7 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """{effort: for each search by labels (the most labels kept after a stage, about how many columns are tried)}."""
-MERGED = {"few": 1 << 17, "bound": 1 << 22, "all": 1 << 22, "proof": 1 << 25}
+MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "proof": 1 << 26, "more": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after another, each with one more row, and the most nodes of HiGHS's
@@ -97,7 +99,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         labels = Labels(problem, bound)
         path = search_labels(labels, path, within, cutoff, EFFORTS[effort][:1])
         if effort in MERGED and not is_done(labels, path, within, cutoff):
-            bound.value = max(bound.value, labels.merged(stop_at(problem, path, within, cutoff), MERGED[effort]))
+            bound.value = MergedBound(problem, bound).best(bound.value, stop_at(problem, path, within, cutoff),
+                                                           MERGED[effort])
         if not is_done(labels, path, within, cutoff):
             path = search_labels(labels, path, within, cutoff, EFFORTS[effort][1:])
         sizes: Sequence[tuple[int | None, int]] = COUNTED.get(effort, ())

@@ -235,3 +235,4 @@ def runs(const int32_t[::1] classes not None, const double[::1] start not None, 
 
 include "multipliers.pxi"
 include "labels.pxi"
+include "merged.pxi"

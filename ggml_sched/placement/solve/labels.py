@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched.placement.solve._chain import exchanges, labels, merged_labels, prefixes, suffixes
+from ggml_sched.placement.solve._chain import exchanges, labels, prefixes, suffixes
 from ggml_sched.placement.solve.bound import Bound, cheapest, constant
 from ggml_sched.placement.solve.problem import LARGEST, Problem
 from ggml_sched.placement.solve.twins import Twins, find_twins
@@ -27,8 +27,6 @@ SCALES = (0.8, 1.25)
 """The best multipliers times each of these give bounds, too: better ones for labels of more or of fewer bytes."""
 NEAREST = 3
 """The multipliers of so many relaxations, those with the best bounds, are used beside the best multipliers."""
-FEWEST_SLOTS, MOST_SLOTS, FINER = 1 << 12, 1 << 20, 4
-"""The most merged labels after a stage: in the first try, in the last try, and how many times more in each next try."""
 MOST_KEPT = 1 << 23
 """The most labels that are kept of all stages together."""
 
@@ -88,28 +86,6 @@ class Labels:
             return None, proven
         path = self.unfolded(kept[found])
         return path, min(proven, problem.cost_of(path))
-
-    def merged(self, stop: float, effort: int) -> float:
-        """A bound in seconds, at most `stop`, by labels that are merged if their bytes are in the same parts of the
-        budgets.  It is computed again with smaller and smaller parts, until about `effort` columns were tried."""
-        problem = self.problem
-        n = len(problem.scarce)
-        reduced = problem.cost + problem.bytes @ self.multipliers[0]
-        kept = self.kept(stop)
-        pairs = problem.group[kept] // problem.n_states
-        kept = kept[np.lexsort((reduced[kept], pairs))]
-        counts = np.bincount(pairs, minlength=problem.n_classes * problem.n_states)
-        arguments = (problem.classes, problem.start, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                     problem.cost[kept], reduced[kept], problem.memory[kept], problem.after[kept].astype(np.int32),
-                     problem.budget, self.multipliers, self.constants, self.suffix, self.least, stop)
-        best, slots = -np.inf, FEWEST_SLOTS
-        while best < stop and slots <= MOST_SLOTS:
-            parts = max(1, int((slots / problem.n_states) ** (1 / max(n, 1))))
-            value, left = merged_labels(*arguments, np.full(n, parts, np.int64), effort)
-            best, tried, effort, slots = max(best, value), effort - left, left, slots * FINER
-            if left < FINER * tried // 2:
-                break
-        return best
 
     def least_around(self) -> Floats:
         """For each group the least reduced seconds of all other stages of a path that has a column of the group."""
