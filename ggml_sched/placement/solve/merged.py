@@ -148,8 +148,9 @@ class MergedBound:
         order = np.lexsort((self._reduced[kept], pairs))
         counts = np.bincount(pairs, minlength=problem.n_classes * problem.n_states)
         kept = kept[order]
+        ahead_cost, ahead_reduced = (None, None) if ahead is None else (ahead.cost, ahead.reduced)
         return merged_labels(
             way.classes, way.start, way.ends, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             problem.cost[kept], self._reduced[kept], problem.memory[kept], way.after[kept].astype(np.int32),
             problem.budget, self._constant, way.suffix, way.least, target, self._shift, most, self._parts,
-            *((None, None) if ahead is None else (ahead.cost, ahead.reduced)), effort)
+            ahead_cost, ahead_reduced, effort)
