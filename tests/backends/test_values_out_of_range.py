@@ -19,7 +19,7 @@ def test_integers_outside_a_type_are_refused_by_value_and_range(ctx, type):
     for wrong in (low - 1, high + 1, 2**63, -2**63 - 1, 2**64 - 1, 2**200):
         if low <= wrong <= high:
             continue
-        for values in ([1, wrong], [wrong, 1], np.array([1, wrong], object)):
+        for values in ([1, wrong], [wrong, 1], [-1, wrong], np.array([1, wrong], object)):
             with pytest.raises(ValueError, match=rf"'t'.* {wrong} .*{low} \.\. {high}"):
                 t.set(values)
         assert t.numpy().tolist() == [low, high], "a refusal changes nothing"
