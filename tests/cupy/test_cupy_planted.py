@@ -94,7 +94,7 @@ def get_over_what_waits(self, out, address):
 
 
 def release_at_once(self, memory, gone):
-    self.used -= gone.size
+    self.buffer_sizes.drop(gone)
     memory.ptr and memory.device._release(memory)
 
 

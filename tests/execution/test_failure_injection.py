@@ -250,8 +250,13 @@ def failing_to_free(name: str) -> gs.Backend:
             backend.fails = None
             raise gs.BackendError(f"freeing a {what}")
 
-    backend = device(name=name, after={"graph_plan_free": partial(fail, "plan"), "give_back": partial(fail, "buffer")},
-                     attributes={"fails": None})
+    class Failing(CpuBuffer):
+        def free(self):
+            super().free()
+            fail("buffer", self)
+
+    backend = device(name=name, after={"graph_plan_free": partial(fail, "plan")},
+                     attributes={"fails": None, "buffer_class": Failing})
     return backend
 
 

@@ -85,7 +85,7 @@ class FlakyBackend(gs.CpuBackend):
             return found
         buffer = FlakyBuffer(self, allocate(size, self.name))
         buffer.memory[:] = POISON
-        self.used += size
+        self.buffer_sizes.add(buffer)
         return buffer
 
     def cpy_tensor_from(self, src, dst):
