@@ -25,6 +25,7 @@ if not ggml_here.IS_HERE:
 
 MODELS = sorted((Path(__file__).parents[1] / "data" / "models").glob("*.gguf"))
 RNG = np.random.default_rng(4)
+CPUINFO = Path("/proc/cpuinfo")
 
 
 # -- the library ------------------------------------------------------------------------
@@ -255,7 +256,10 @@ def nmse_of_model(path, backends) -> float:
                                                       (2, True, True)])
 def test_logits_are_those_of_the_files(path, n_threads, repack, mixed):
     backends = [ggml_here.backend(n_threads, repack=repack)] + [gs.CpuBackend(1)] * mixed
-    assert nmse_of_model(path, backends) < (1e-3 if "q" in path.stem.split("-")[-1] else 1e-6)
+    type = path.stem.split("-")[-1]
+    # Where the processor has AVX512-FP16, a ggml that was built for it sums products of f16 in f16: 1e-5 off.
+    sums_in_f16 = type == "f16" and CPUINFO.exists() and "avx512_fp16" in CPUINFO.read_text()
+    assert nmse_of_model(path, backends) < (1e-3 if "q" in type else 3e-5 if sums_in_f16 else 1e-6)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama-q4_0", "tiny-qwen3-f32"])
