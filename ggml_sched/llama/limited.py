@@ -26,7 +26,15 @@ from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
 from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
-from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice
+from ggml_sched.placement.residency import (
+    Choice,
+    Use,
+    choose,
+    chosen,
+    least_choice,
+    most_whole_reads,
+    reads_of,
+)
 from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
@@ -219,9 +227,13 @@ class _Limited:
             self._graphs[shape], = graphs_of(self.outline, self.arch, self.hparams, self.cache, [shape])
         return self._graphs[shape]
 
-    @cached_property
+    @property
     def shift(self) -> Graph | None:
-        """The graph of a context shift; None for a model whose positions cannot move."""
+        """The graph of a context shift; None for a model whose positions cannot move, and where none is planned."""
+        return self._built_shift if self.shifts else None
+
+    @cached_property
+    def _built_shift(self) -> Graph | None:
         shift = build_shift(self.hparams, self.outline.weights, self.cache)
         return None if shift is None else shift.graph
 
@@ -232,7 +244,7 @@ class _Limited:
 
     def shift_plans(self, stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         """The plan of a context shift, if there is one; made once where the weights that it reads are in memory."""
-        if self.shift is None or not self.shifts:
+        if self.shift is None:
             return []
         read = {s.root.name for node in self.shift.nodes for s in node.src if s is not None and s.root.is_resident}
         if not read.isdisjoint(stored):
@@ -276,8 +288,7 @@ class _Limited:
         or with fewer tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
-        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + (
-            [self.shift] if self.shift is not None and self.shifts else [])
+        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + ([] if self.shift is None else [self.shift])
         return max(backend.host_work(graph.nodes) for graph in graphs)
 
     def is_small(self, shape: Shape, part: int) -> bool:
@@ -287,24 +298,16 @@ class _Limited:
 
     # -- choosing the weights that stay ------------------------------------------------------------------
 
+    def _reads_rows(self, node: Tensor) -> bool:
+        """Whether the store computes a node that reads single rows of its first source."""
+        return node.op == "GET_ROWS" and self.store.supports_op(node)
+
     def uses(self, shapes: Iterable[Shape]) -> tuple[dict[Backend, list[Use]], list[str]]:
         """Sort the weights on backends with a limit by how nodes read them: ({backend: uses of the weights that a node
         reads as a whole, in the order of the first shape's graph}, names of the weights of which nodes read single
         rows or nothing)."""
         tensors = self.outline.weights.tensors
-        counts: dict[str, int] = {}
-        for shape in shapes:
-            here: dict[str, int] = {}
-            for node in self.graph(shape).nodes:
-                if not node.computes:
-                    continue
-                for slot, s in enumerate(node.src):
-                    if s is None or s.root.name not in tensors or tensors[s.root.name] is not s.root:
-                        continue
-                    reads_rows = node.op == "GET_ROWS" and slot == 0 and self.store.supports_op(node)
-                    here[s.root.name] = here.get(s.root.name, 0) + (not reads_rows)
-            for name, n in here.items():
-                counts[name] = max(counts.get(name, 0), n)
+        counts = most_whole_reads(reads_of(self.graph(shape).nodes, tensors, self._reads_rows) for shape in shapes)
         found: dict[Backend, list[Use]] = {backend: [] for backend in self.limits}
         idle = []
         for name in [*counts, *(name for name in tensors if name not in counts)]:

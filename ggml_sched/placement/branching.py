@@ -556,7 +556,6 @@ class Branching:
         most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
         return min([math.inf if most is None else most.bound, *bounds])
 
-
     def _by_entered(self, made: Open, bound: float) -> float:
         """A better bound of a case in which some devices have caches: the bound over paths with caches on all of these
         devices.  Returns `bound` if that is better, or if the devices are too many.
@@ -584,7 +583,6 @@ class Branching:
             return -math.inf
         most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
         return min([math.inf if most is None else most.bound, *bounds])
-
 
     def _lasting(self, made: Open, least: float) -> tuple[list[int], list[float]]:
         """(Floors, bounds) of a case, from how long copies of the inputs that are read with caches stay on a device:

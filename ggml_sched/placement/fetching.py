@@ -21,7 +21,16 @@ from ggml_sched.backends.store.rows import fits, rows_size
 from ggml_sched.errors import PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.pricing import Price, Pricer
-from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice
+from ggml_sched.placement.residency import (
+    Choice,
+    Read,
+    Use,
+    choose,
+    chosen,
+    least_choice,
+    most_whole_reads,
+    reads_of,
+)
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
 
@@ -101,27 +110,19 @@ class Fetches:
         self._core = Devices(self._order)
         devices, links = (*model.devices, self.disk), links_with(model.devices, self.disk, link)
         self._pricers = [Pricer(found, devices, links) for found in model.facts]
-        self.uses, self.rows, self.has_experts = self._uses()
-        self._curve = self._least()
+        reads = [[*reads_of(facts.nodes, tensors, fits)]
+                 for facts, tensors in zip(model.facts, model.tensors, strict=True)]
+        self.uses, self.rows, self.has_experts = self._uses(reads)
+        self._curve = self._least(reads)
 
     # -- which weights, and at what price --------------------------------------------------
 
-    def _uses(self) -> tuple[tuple[Use, ...], frozenset[str], bool]:
+    def _uses(self, reads: Sequence[Sequence[Read]]) -> tuple[tuple[Use, ...], frozenset[str], bool]:
         """(The weights that nodes read as a whole, in the order of the first graph; those of which nodes read single
-        rows or nothing; whether there are weights of experts, which are neither)."""
-        model, counts, experts = self.model, dict[str, int](), set[str]()
-        for facts, tensors in zip(model.facts, model.tensors, strict=True):
-            here: dict[str, int] = {}
-            for node in facts.nodes:
-                for slot, s in enumerate(node.src):
-                    name = "" if s is None else s.root.name
-                    if s is None or tensors.get(name) is not s.root:
-                        continue
-                    if EXPERTS.get(node.op) == slot:
-                        experts.add(name)
-                    here[name] = here.get(name, 0) + (not (slot == 0 and fits(node)))
-            for name, n in here.items():
-                counts[name] = max(counts.get(name, 0), n)
+        rows or nothing; whether there are weights of experts, which are neither).  `reads`: those of each graph."""
+        model = self.model
+        counts = most_whole_reads(reads)
+        experts = {read.source.root.name for graph in reads for read in graph if EXPERTS.get(read.node.op) == read.slot}
         weights = [name for name in (*counts, *(name for name in model.sizes if name not in counts))
                    if model.kinds[name] == "weight" and name not in experts]
         margin = self.disk.backend.margin
@@ -134,18 +135,16 @@ class Fetches:
         alignment = self.model.devices[self.host].alignment
         return -(-(self.model.bytes_on(self.host, name) + margin) // alignment) * alignment
 
-    def _least(self) -> tuple[list[float], list[float]]:
-        """(Bytes, seconds): the corners of `least`."""
+    def _least(self, reads: Sequence[Sequence[Read]]) -> tuple[list[float], list[float]]:
+        """(Bytes, seconds): the corners of `least`; `reads`: those of each graph."""
         cost: dict[str, float] = {}
-        model = self.model
-        for facts, tensors, weight in zip(model.facts, model.tensors, model.weights, strict=True):
-            read: dict[str, int] = {}
-            for node in facts.nodes if weight else ():
-                for slot, s in enumerate(node.src):
-                    name = "" if s is None else s.root.name
-                    if s is not None and tensors.get(name) is s.root and not (slot == 0 and fits(node)):
-                        read[name] = max(read.get(name, 0), s.nbytes)
-            for name, nbytes in read.items():
+        for graph, weight in zip(reads, self.model.weights, strict=True):
+            most: dict[str, int] = {}
+            for read in graph if weight else ():
+                if read.is_whole:
+                    name = read.source.root.name
+                    most[name] = max(most.get(name, 0), read.source.nbytes)
+            for name, nbytes in most.items():
                 cost[name] = cost.get(name, 0.0) + weight * (self.disk.launch + nbytes / self.disk.bandwidth)
         sizes = {name: self._size(name) for name in (*self.rows, *(use.name for use in self.uses))}
         order = sorted((name for name in sizes if sizes[name]), key=lambda name: cost.get(name, 0.0) / sizes[name])

@@ -11,16 +11,52 @@ fetched weights need a larger window, and leave less memory for weights that sta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Choice", "Use", "choose", "chosen", "least_choice"]
+from ggml_sched._graph import Tensor
+
+__all__ = ["Choice", "Read", "Use", "choose", "chosen", "least_choice", "most_whole_reads", "reads_of"]
 
 LATENCY = 2e-4
 """Seconds that a fetch takes besides those for its bytes: about right for all kinds of disks."""
 BANDWIDTH = 1e9
 """Bytes that a fetch reads in a second.  Which of two choices is better depends on LATENCY * BANDWIDTH alone."""
+
+
+class Read(NamedTuple):
+    """A source of a node that is a weight or a cache, or a view of one."""
+
+    node: Tensor
+    slot: int
+    source: Tensor
+    is_whole: bool
+    """Whether the node reads it as a whole, and not single rows."""
+
+
+def reads_of(nodes: Iterable[Tensor], residents: Mapping[str, Tensor],
+             reads_rows: Callable[[Tensor], bool]) -> Iterator[Read]:
+    """The reads of these weights and caches, in the order of the nodes.  `reads_rows`: whether a node reads single rows
+    of its first source."""
+    for node in nodes:
+        for slot, s in enumerate(node.src if node.computes else ()):
+            if s is not None and residents.get(s.root.name) is s.root:
+                yield Read(node, slot, s, not (slot == 0 and reads_rows(node)))
+
+
+def most_whole_reads(graphs: Iterable[Iterable[Read]]) -> dict[str, int]:
+    """{name of each resident that is read: the most reads of it as a whole in one graph}, in the order of first reads;
+    `graphs`: the reads of each graph."""
+    most: dict[str, int] = {}
+    for reads in graphs:
+        here: dict[str, int] = {}
+        for read in reads:
+            name = read.source.root.name
+            here[name] = here.get(name, 0) + read.is_whole
+        for name, n in here.items():
+            most[name] = max(most.get(name, 0), n)
+    return most
 
 
 class Use(NamedTuple):
