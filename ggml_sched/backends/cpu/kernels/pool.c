@@ -17,7 +17,8 @@
 #include "ggml_sched/clock.h"
 
 #define MAX_THREADS 1024
-#define SPIN_NS 40000           /* nanoseconds that an idle thread polls before it sleeps */
+#define SPIN_NS 200000          /* nanoseconds that an idle thread polls before it sleeps */
+#define POLLS 32                /* how often it polls between two readings of the clock   */
 #define STACK_BYTES (512 << 10)
 #define CACHE_LINE 128          /* bytes between words of different threads, against false sharing */
 
@@ -126,7 +127,7 @@ static void *serve(void *given) {
             since = gs_now();
             continue;
         }
-        for (int i = 0; i < 32; i++)
+        for (int i = 0; i < POLLS && (uint32_t)atomic_load_explicit(&c->next, memory_order_relaxed) == 0; i++)
             pause_briefly();
         if (gs_now() - since > SPIN_NS) {
             sleep_until_work(c);
