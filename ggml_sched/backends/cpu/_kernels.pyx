@@ -75,7 +75,7 @@ def work_of(nodes, int32_t n_threads, bint compiled):
     if made == NULL:
         raise OutOfMemory("no host memory to count work memory", "", 0)
     memset(&calls, 0, sizeof(calls))
-    tables.n = 0
+    memset(&tables, 0, sizeof(tables))
     for i in range(len(table.tensors)):
         made[i] = table.nodes[i]
         # Addresses that are never used: only views overlap other tensors.
@@ -93,7 +93,7 @@ def work_of(nodes, int32_t n_threads, bint compiled):
             most = max(most, LEAST_WORK)
             gs_forget_tables(&tables, node)
             continue
-        tables.n = 0            # the calls after this node are another stretch
+        memset(&tables, 0, sizeof(tables))      # the calls after this node are another stretch
         size = node.layout.nbytes
         for k in range(node.n_src):
             if node.src[k] != NULL:
@@ -328,7 +328,7 @@ cdef class CallList:
         cdef int status
         if not 0 <= first <= stop <= self.table.n:
             raise IndexError(f"nodes {first} .. {stop} of {self.table.n}")
-        tables.n = 0
+        memset(&tables, 0, sizeof(tables))
         for i in range(first, stop):
             node = &self.table.nodes[i]
             status = GS_UNSUPPORTED_OP
@@ -409,7 +409,7 @@ cdef class Products:
         cdef gs_tables tables
         cdef int32_t before = self.calls.n
         cdef int status
-        tables.n = 0
+        memset(&tables, 0, sizeof(tables))
         status = gs_build_node(node, 0, &self.calls, &tables)
         if status == GS_NO_HOST_MEMORY:
             raise OutOfMemory("no host memory for the calls of a matrix product", "", 0)

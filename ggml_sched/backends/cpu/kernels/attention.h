@@ -133,7 +133,7 @@ static int flash_fits(const gs_node *node) {
            && masks_are_dense(node->n_src > 3 ? node->src[3] : NULL, node->n_src > 4 ? node->src[4] : NULL);
 }
 
-static int build_attention(const gs_node *node, int32_t position, gs_calls *to) {
+static int build_attention(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     if (!flash_fits(node))
         return GS_UNSUPPORTED_OP;
     flash f = flash_of(node);
@@ -149,7 +149,7 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to) 
     int64_t chunks = (f.n_kv + CHUNK - 1) / CHUNK, size = 2 + padded(f.dv);
     int64_t keys = f.n_kv < CHUNK ? f.n_kv : CHUNK;
     need(&to->scratch, row_bytes_padded(lines_floats(&f, m)));
-    need(&to->shared, row_bytes_padded(heads * m * chunks * size));
+    gs_use_shared(to, tables, row_bytes_padded(heads * m * chunks * size));
     gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FLASH_WORK);
     call.arg[2] = chunks;
     call.arg[3] = size;

@@ -3,6 +3,7 @@
 #include "matmul.h"
 #include "convert.h"
 #include "op_rules.h"
+#include "product.h"
 
 #include <string.h>
 
@@ -43,6 +44,13 @@ void gs_forget_tables(gs_tables *in, const gs_node *node) {
             in->n--;
         }
     }
+    if (in->product != NULL && gs_columns_depend_on(in->product, node))
+        in->product = NULL;
+}
+
+void gs_use_shared(gs_calls *to, gs_tables *tables, int64_t size) {
+    to->shared = size > to->shared ? size : to->shared;
+    tables->product = NULL;
 }
 
 /* -- overlap ----------------------------------------------------------------------------------------------- */
@@ -127,9 +135,9 @@ static int strides_are_whole(const gs_node *t) {
 
 static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     if (node->op == GS_OP_MUL_MAT)
-        return gs_build_mul_mat(node, position, to);
+        return gs_build_mul_mat(node, position, to, tables);
     if (node->op == GS_OP_MUL_MAT_ID)
-        return gs_build_mul_mat_id(node, position, to);
+        return gs_build_mul_mat_id(node, position, to, tables);
     switch (gs_isa()) {
 #if defined(__x86_64__)
     case GS_ISA_AVX512: return gs_build_avx512(node, position, to, tables);
@@ -150,8 +158,12 @@ int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables
     if (gs_count(node->layout.ne) == 0 && node->op != GS_OP_SET_ROWS) /* to a table without rows every id is a fault */
         return GS_OK;
     int status = with_copies(node, position, to, &made);
+    if (made != NULL)           /* a product of copies must not be computed before they are made */
+        tables->product = NULL;
     if (status == GS_OK)
         status = build_by_isa(made != NULL ? made : node, position, to, tables);
+    if (made != NULL)
+        tables->product = NULL;
     if (status == GS_OK && made != NULL && made->data != node->data)
         status = add_bytes(node, position, to, made->data, node->data, node->layout.nbytes);
     if (status != GS_OK)

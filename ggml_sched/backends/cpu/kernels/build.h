@@ -1,4 +1,4 @@
-/* build.h -- turns each node that has a compiled kernel into calls, and keeps tables that several nodes share. */
+/* build.h -- turns each node that has a compiled kernel into calls, and keeps what several nodes share. */
 #ifndef GGML_SCHED_KERNELS_BUILD_H
 #define GGML_SCHED_KERNELS_BUILD_H
 
@@ -16,11 +16,14 @@ typedef struct gs_table {
     int64_t end;                /* bytes of work memory up to the table's end    */
 } gs_table;
 
-/* The tables of calls that run one after another with the same work memory, in the order of their ends.  With n 0
- * there are none. */
+/* What calls share that run one after another with the same work memory.  All zeros: nothing. */
 typedef struct gs_tables {
     int32_t n;
-    gs_table table[GS_MAX_TABLES];
+    gs_table table[GS_MAX_TABLES];  /* in the order of their ends */
+    /* The last matrix product, as long as its converted columns are in `shared` and the memory that they were converted
+     * from is unchanged; else NULL.  A later product of the same columns uses them, too (matmul.c). */
+    struct gs_product *product;
+    int32_t multiply;               /* index of the call that computes `product` */
 } gs_tables;
 
 /* What describes the table that was added with these sources and parameters, or NULL if there is none. */
@@ -31,8 +34,12 @@ void gs_add_table(gs_tables *to, const gs_node *positions, const gs_node *factor
 /* Where a table can begin in the work memory: at the end of the last one. */
 int64_t gs_end_of_tables(const gs_tables *in);
 
-/* Removes the tables that were computed from memory that `node` writes: their values would be outdated. */
+/* Removes the tables and the converted columns that were computed from memory that `node` writes: their values would be
+ * outdated. */
 void gs_forget_tables(gs_tables *in, const gs_node *node);
+
+/* Gives the first `size` bytes of `shared` to calls that are appended next; they overwrite what earlier calls left. */
+void gs_use_shared(gs_calls *to, gs_tables *tables, int64_t size);
 
 /* Appends the calls of a node; the caller has checked that its memory lies within buffers.  Returns GS_OK,
  * GS_UNSUPPORTED_OP (nothing was appended) or GS_NO_HOST_MEMORY.  If a source overlaps the result, and the kernel would

@@ -41,7 +41,7 @@ int GS_ENTRY(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tab
     case GS_OP_ROPE: return build_rope(node, position, to, tables);
     case GS_OP_ARGSORT: case GS_OP_TOP_K: return build_sort(node, position, to);
     case GS_OP_ARGMAX: return build_argmax(node, position, to);
-    case GS_OP_FLASH_ATTN_EXT: return build_attention(node, position, to);
+    case GS_OP_FLASH_ATTN_EXT: return build_attention(node, position, to, tables);
     case GS_OP_SSM_CONV: return build_ssm_conv(node, position, to);
     case GS_OP_SSM_SCAN: return build_ssm_scan(node, position, to);
     default: return GS_UNSUPPORTED_OP;

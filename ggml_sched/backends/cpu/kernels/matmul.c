@@ -11,6 +11,7 @@
 
 #include "floats.h"
 #include "ggml_sched/checked.h"
+#include "op_rules.h"
 #include "product.h"
 
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
@@ -20,6 +21,7 @@
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
 #define LEAST_COLUMNS 240       /* least columns of such an item, as each item repacks its panel of rows      */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
+#define EARLIER 24              /* the most calls before which a product is computed with an earlier one     */
 
 static const gs_product_kernels *kernels_here(void) {
     switch (gs_isa()) {
@@ -193,8 +195,15 @@ static void choose(const gs_call *call, int32_t part, char *shared, char *scratc
 
 /* -- the call `multiply` ------------------------------------------------------------------------------------------ */
 
+static const gs_product *first_of(const gs_call *call) {
+    return (const gs_product *)(uintptr_t)call->arg[0];
+}
+
+/* Computes a part of one of the products that begin at first_of(call). */
 static void multiply(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    const gs_product *of = (const gs_product *)(uintptr_t)call->arg[0];
+    const gs_product *of = first_of(call);
+    for (; part >= of->n_parts; of = of->next)
+        part -= of->n_parts;
     int64_t in_group = of->row_items * of->column_items, all = of->groups * in_group;
     for (int64_t item = part * of->together; item < (part + INT64_C(1)) * of->together && item < all; item++) {
         int64_t group = item / in_group, rest = item % in_group;
@@ -240,10 +249,75 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
 }
 
+static int same_tensor(const gs_node *a, const gs_node *b) {
+    return a->data == b->data && a->layout.type == b->layout.type
+           && memcmp(a->layout.ne, b->layout.ne, sizeof(a->layout.ne)) == 0
+           && memcmp(a->layout.nb, b->layout.nb, sizeof(a->layout.nb)) == 0;
+}
+
+/* Whether the calls `choose` and `prepare` leave the same bytes for both products.  Strips hold sums that depend on the
+ * offset, the minima and the scales of the weights' type. */
+static int same_columns(const gs_product *x, const gs_product *y) {
+    if (x->node->op != y->node->op || x->k != y->k || x->groups != y->groups || x->columns != y->columns
+        || x->r2 != y->r2 || x->r3 != y->r3 || x->node->src[0]->layout.ne[2] != y->node->src[0]->layout.ne[2]
+        || (x->kind != NULL) != (y->kind != NULL) || !same_tensor(x->node->src[1], y->node->src[1]))
+        return 0;
+    if (gs_is_id(x) && !same_tensor(x->node->src[2], y->node->src[2]))
+        return 0;
+    return x->kind == NULL
+           || (x->kind->has_min == y->kind->has_min && x->kind->group == y->kind->group
+               && x->kernels->offset(x->kind) == y->kernels->offset(y->kind));
+}
+
+int gs_columns_depend_on(const gs_product *of, const gs_node *node) {
+    return gs_overlap(node, of->node->src[1]) || (gs_is_id(of) && gs_overlap(node, of->node->src[2]));
+}
+
+/* Whether two nodes can be computed in any order, or at the same time. */
+static int independent(const gs_node *a, const gs_node *b) {
+    if (gs_overlap(a, b))
+        return 0;
+    for (int i = 0; i < a->n_src; i++)
+        if (a->src[i] != NULL && gs_overlap(b, a->src[i]))
+            return 0;
+    for (int i = 0; i < b->n_src; i++)
+        if (b->src[i] != NULL && gs_overlap(a, b->src[i]))
+            return 0;
+    return 1;
+}
+
+/* Whether a node can be computed by call number `first` of the list, before all calls that follow it. */
+static int can_be_earlier(const gs_node *node, const gs_calls *list, int32_t first) {
+    if (list->n - first > EARLIER)
+        return 0;
+    for (int32_t i = first; i < list->n; i++) {
+        const gs_call *call = &list->call[i];
+        if (!independent(node, call->node))
+            return 0;
+        const gs_product *of = call->run == multiply ? first_of(call)->next : NULL;
+        for (; of != NULL; of = of->next)
+            if (!independent(node, of->node))
+                return 0;
+    }
+    return 1;
+}
+
+/* Appends a product to those that call number tables->multiply computes; 0 if its result must not be computed there. */
+static int joined(gs_product *of, gs_calls *to, gs_tables *tables) {
+    gs_call *call = &to->call[tables->multiply];
+    if (call->n_parts > INT32_MAX - of->n_parts || !can_be_earlier(of->node, to, tables->multiply))
+        return 0;
+    call->n_parts += of->n_parts;
+    tables->product->next = of;
+    tables->product = of;
+    return 1;
+}
+
 /* Appends the calls of a MUL_MAT or MUL_MAT_ID.  `total`: columns of all groups together; `expected`: columns that a
  * group probably has, by which the work is divided; `head`: bytes of shared memory before the converted columns, where
  * MUL_MAT_ID has its table of chosen experts. */
-static int build(gs_product *of, int32_t position, int64_t total, int64_t expected, int64_t head, gs_calls *to) {
+static int build(gs_product *of, int32_t position, int64_t total, int64_t expected, int64_t head, gs_calls *to,
+                 gs_tables *tables) {
     const gs_layout *a = &of->node->src[0]->layout;
     int64_t bytes, scratch, items, row_bytes;
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
@@ -272,21 +346,26 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     gs_product *kept = gs_keep(to, sizeof(gs_product));
     if (kept == NULL)
         return GS_NO_HOST_MEMORY;
+    of->n_parts = (int32_t)n_parts;
     *kept = *of;
-    gs_call call = {choose, of->node, 1, position, {(int64_t)(uintptr_t)kept}};
-    if (is_id && gs_add_call(to, &call))
-        return GS_NO_HOST_MEMORY;
-    call.run = prepare;
-    call.n_parts = (int32_t)n_prepare;
-    if (gs_add_call(to, &call))
-        return GS_NO_HOST_MEMORY;
-    call.run = multiply;
-    call.n_parts = (int32_t)n_parts;
-    if (gs_add_call(to, &call))
-        return GS_NO_HOST_MEMORY;
-    to->shared = bytes > to->shared ? bytes : to->shared;
     to->scratch = scratch > to->scratch ? scratch : to->scratch;
-    return GS_OK;
+    gs_call call = {choose, of->node, 1, position, {(int64_t)(uintptr_t)kept}};
+    if (tables->product == NULL || !same_columns(tables->product, kept)) {
+        gs_use_shared(to, tables, bytes);
+        if (is_id && gs_add_call(to, &call))
+            return GS_NO_HOST_MEMORY;
+        call.run = prepare;
+        call.n_parts = (int32_t)n_prepare;
+        if (gs_add_call(to, &call))
+            return GS_NO_HOST_MEMORY;
+    } else if (joined(kept, to, tables)) {
+        return GS_OK;
+    }
+    call.run = multiply;
+    call.n_parts = kept->n_parts;
+    tables->product = kept;
+    tables->multiply = to->n;
+    return gs_add_call(to, &call);
 }
 
 /* Whether the kernels can compute a node with these strides and extents. */
@@ -302,7 +381,7 @@ static int fits(const gs_node *node) {
     return 1;
 }
 
-int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to) {
+int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     gs_product of = {0};
     if (!fits(node))
         return GS_UNSUPPORTED_OP;
@@ -317,10 +396,10 @@ int gs_build_mul_mat(const gs_node *node, int32_t position, gs_calls *to) {
     if (gs_checked_mul(a->ne[2], a->ne[3], &of.groups) || gs_checked_mul(of.r2, of.r3, &of.columns)
         || gs_checked_mul(of.columns, b->ne[1], &of.columns) || of.columns > INT32_MAX || of.groups > INT32_MAX)
         return GS_UNSUPPORTED_OP;
-    return build(&of, position, of.groups * of.columns, of.columns, 0, to);
+    return build(&of, position, of.groups * of.columns, of.columns, 0, to, tables);
 }
 
-int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to) {
+int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables) {
     gs_product of = {0};
     int64_t head;
     if (!fits(node))
@@ -335,5 +414,5 @@ int gs_build_mul_mat_id(const gs_node *node, int32_t position, gs_calls *to) {
         return GS_UNSUPPORTED_OP;
     of.groups = of.columns < a->ne[2] ? of.columns : a->ne[2];
     head = (int64_t)sizeof(gs_chosen) + 4 * (2 * of.groups + 1 + of.columns);
-    return build(&of, position, of.columns, pieces(of.columns, of.groups), head, to);
+    return build(&of, position, of.columns, pieces(of.columns, of.groups), head, to, tables);
 }

@@ -95,6 +95,8 @@ struct gs_product {
     int64_t column_items;       /* how many ranges of column_step columns a group has    */
     int64_t together;           /* how many items of work a part computes                */
     int64_t prepared;           /* columns that a part of the call `prepare` converts    */
+    int32_t n_parts;            /* parts of the call `multiply` that compute this product */
+    gs_product *next;           /* the product that the next parts of the same call compute; NULL: none */
 };
 
 /* MUL_MAT_ID: the pairs of a token and one of the experts that it chose, sorted by expert.  The pair of a token and
@@ -145,6 +147,9 @@ static inline const char *gs_weights_of(const gs_product *of, const char *shared
         return data + gs_experts(shared)[group] * a->layout.nb[2];
     return data + group % a->layout.ne[2] * a->layout.nb[2] + group / a->layout.ne[2] * a->layout.nb[3];
 }
+
+/* Whether the converted columns of a product depend on the memory that `node` writes (matmul.c). */
+int gs_columns_depend_on(const gs_product *of, const gs_node *node);
 
 /* Where the activation cells of a tile of a group begin. */
 static inline char *gs_tile_of(const gs_product *of, const char *shared, int64_t group, int64_t tile) {

@@ -1,0 +1,249 @@
+"""Matrix products of the same activations: they share the converted columns and one call, wherever that changes nothing.
+
+Each graph is computed by calls of all its nodes, and compared bit by bit with each node computed by calls of its own.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from op_results import place, random, raw, set_values
+
+import ggml_sched as gs
+from ggml_sched._graph import bind_resident
+from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory
+
+RNG = np.random.default_rng(31)
+K, M = 256, 96
+
+
+class Products:
+    """Tensors of one context, and the values of its leafs."""
+
+    def __init__(self, columns: int = 1) -> None:
+        self.ctx = gs.Context()
+        self.values: dict[gs.Tensor, np.ndarray] = {}
+        self.x = self.leaf("f32", K, columns, name="x")
+
+    def leaf(self, type: str, *ne: int, name: str = "") -> gs.Tensor:
+        tensor = self.ctx.tensor(type, ne, name)
+        self.values[tensor] = random(RNG, *ne)
+        return tensor
+
+    def times(self, x: gs.Tensor, type: str = "q4_0") -> gs.Tensor:
+        """x times weights of its own."""
+        return self.ctx.mul_mat(self.leaf(type, x.ne[0], M), x)
+
+
+def calls_of(nodes: Sequence[gs.Tensor]) -> CallList:
+    calls = CallList("CPU", nodes, lambda buffer: buffer.memory, WorkMemory("CPU"))
+    assert calls.add(0, len(nodes)) == len(nodes)
+    return calls
+
+
+def n_calls(nodes: Sequence[gs.Tensor], n_threads: int = 3) -> int:
+    """How many calls compute these nodes together.  They leave what calls of each node alone leave in all of them."""
+    held = {buffer: bytes(buffer.memory) for buffer in {node.buffer for node in nodes}}
+
+    def results(lists: list[CallList]) -> list[bytes]:
+        pool = Pool(n_threads)
+        for buffer, before in held.items():
+            buffer.memory[:] = np.frombuffer(before, np.uint8)
+        for calls in lists:
+            calls.run(pool, 0, calls.n_calls)
+        pool.close()
+        return [bytes(buffer.memory) for buffer in held]
+
+    together = calls_of(nodes)
+    assert results([together]) == results([calls_of([node]) for node in nodes])
+    return together.n_calls
+
+
+def test_query_key_and_value_are_one_conversion_and_one_call(isa):
+    for columns in (1, 4, 40):
+        p = Products(columns)
+        positions = p.ctx.tensor("i32", (columns,))
+        p.values[positions] = np.arange(columns, dtype=np.int32)
+        q = p.times(p.x)
+        turned = p.ctx.rope(p.ctx.reshape_3d(q, 32, 3, columns), positions, 32)
+        v, k = p.times(p.x), p.times(p.x)
+        with gs.CpuBackend(1) as backend:
+            place(p.ctx, backend)
+            set_values(p.values)
+            assert n_calls([q, turned, v, k]) == 2 + 2      # rope has a call for its table
+
+
+@pytest.mark.parametrize(("first", "second", "calls"), [
+    ("f32", "bf16", 2), ("q4_0", "q4_0", 2), ("q4_K", "q5_K", 2), ("q4_0", "f16", 4), ("q4_K", "q6_K", 4),
+    ("q4_0", "q4_1", 4)])
+def test_types_share_columns_that_are_converted_alike(isa, first, second, calls):
+    for columns in (1, 9):
+        p = Products(columns)
+        nodes = [p.times(p.x, first), p.times(p.x, second)]
+        with gs.CpuBackend(1) as backend:
+            place(p.ctx, backend)
+            set_values(p.values)
+            assert n_calls(nodes) == calls
+
+
+def test_other_activations_have_a_conversion_of_their_own():
+    p = Products()
+    y, matrix = p.leaf("f32", K, 1), p.leaf("f32", K, 4)
+    views = [p.ctx.view_2d(matrix, K, 1, matrix.nb[1], i * matrix.nb[1]) for i in (0, 1)]
+    with gs.CpuBackend(1) as backend:
+        nodes = [p.times(a) for a in (p.x, y, *views, p.x)]
+        place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes) == 2 * len(nodes)
+
+
+def between(p: Products, make: Callable[[Products], tuple[gs.Tensor, ...]], shared: dict[str, str] | None = None) -> int:
+    """The calls of two products of x with other nodes between them; `shared`: names of tensors that have the memory of
+    another one."""
+    first = p.ctx.set_name(p.times(p.x), "first")
+    nodes = make(p)
+    nodes = [first, *nodes[:-1], p.ctx.set_name(nodes[-1], "second")]
+    with gs.CpuBackend(1) as backend:
+        shared = shared or {}
+        places: dict[str, tuple[gs.Buffer, int]] = {}
+        buffer = backend.alloc_buffer(1 << 20)
+        at = 0
+        for tensor in p.ctx.tensors:
+            if tensor.view_src is None and tensor.name not in shared:
+                bind_resident(tensor, buffer, at)
+                places[tensor.name] = buffer, at
+                at += -(-tensor.nbytes // 64) * 64
+        for tensor in p.ctx.tensors:
+            if tensor.name in shared:
+                bind_resident(tensor, *places[shared[tensor.name]])
+        set_values(p.values)
+        return n_calls([node for node in nodes if node.computes])
+
+
+def test_nodes_that_touch_nothing_of_it_let_a_product_be_earlier():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        return p.ctx.neg(p.leaf("f32", M, name="other")), p.times(p.x)
+
+    assert between(Products(), make) == 2 + 1
+
+
+def test_a_product_is_not_computed_before_its_activations_change():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        return p.ctx.set_name(p.ctx.scale(p.x, 2.0), "doubled"), p.times(p.x)
+
+    assert between(Products(), make, {"doubled": "x"}) == 2 + 1 + 2
+
+
+def test_a_product_is_not_computed_before_its_weights_are():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        w = p.ctx.neg(p.leaf("f32", K, M))
+        return w, p.ctx.mul_mat(w, p.x)
+
+    p = Products()
+    p.times = lambda x, type="f32": p.ctx.mul_mat(p.leaf(type, x.ne[0], M), x)      # type: ignore[method-assign]
+    assert between(p, make) == 2 + 1 + 1
+
+
+def test_a_product_does_not_overwrite_what_is_read_before_it():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        return p.ctx.neg(p.leaf("f32", M, name="dead")), p.times(p.x)
+
+    assert between(Products(), make, {"second": "dead"}) == 2 + 1 + 1
+
+
+def test_a_product_is_not_overwritten_by_what_was_to_be_computed_before_it():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        dead = p.ctx.set_name(p.ctx.neg(p.leaf("f32", M)), "dead")
+        return dead, p.ctx.sqr(dead), p.times(p.x)
+
+    assert between(Products(), make, {"second": "dead"}) == 2 + 2 + 1
+
+
+def test_a_product_is_not_computed_with_one_whose_memory_it_has():
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        return p.ctx.set_name(p.ctx.neg(p.ctx.tensors[-1]), "kept"), p.times(p.x)
+
+    assert between(Products(), make, {"second": "first"}) == 2 + 1 + 1
+
+
+def test_a_product_waits_for_all_that_one_call_computes():
+    """The third product has the memory of the second, which an earlier call computes with the first."""
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        second = p.ctx.set_name(p.times(p.x), "middle")
+        return second, p.times(p.x)
+
+    assert between(Products(), make, {"second": "middle"}) == 2 + 1
+
+
+def test_a_product_of_a_copy_follows_the_copy():
+    """A result that overlaps its own activations is computed from a copy of them."""
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        return p.times(p.x), p.times(p.x)
+
+    assert between(Products(), make, {"second": "x"}) == 2 + 3
+
+
+def test_attention_between_products_overwrites_the_converted_columns(isa):
+    def make(p: Products) -> tuple[gs.Tensor, ...]:
+        q, k, v = (p.leaf("f32", 32, 1, 2), *(p.leaf("f16", 32, 40, 2) for _ in range(2)))
+        return p.ctx.flash_attn_ext(q, k, v, None, 0.2), p.times(p.x)
+
+    assert between(Products(), make) == 2 + 2 + 2
+
+
+def test_many_nodes_between_products_keep_them_apart():
+    """So that the nodes examined for each product are few."""
+    def make(p: Products, n: int) -> tuple[gs.Tensor, ...]:
+        return *(p.ctx.neg(p.leaf("f32", 8)) for _ in range(n)), p.times(p.x)
+
+    assert between(Products(), lambda p: make(p, 8)) == 2 + 8
+    assert between(Products(), lambda p: make(p, 40)) == 2 + 40 + 1
+
+
+def experts(p: Products, ids: gs.Tensor, type: str = "q4_0") -> gs.Tensor:
+    x = p.ctx.reshape_3d(p.x, K, 1, p.x.ne[1])
+    return p.ctx.mul_mat_id(p.leaf(type, K, M, 5), x, ids)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 30])
+def test_experts_are_sorted_once_for_the_same_ids(isa, n_tokens):
+    p = Products(n_tokens)
+    ids, others = (p.ctx.tensor("i32", (2, n_tokens)) for _ in range(2))
+    nodes = [experts(p, ids), experts(p, ids), experts(p, others)]
+    p.values[ids] = RNG.integers(0, 5, (n_tokens, 2)).astype(np.int32)
+    p.values[others] = RNG.integers(0, 5, (n_tokens, 2)).astype(np.int32)
+    with gs.CpuBackend(1) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes[:2]) == 3
+        assert n_calls(nodes) == 6
+
+
+def test_experts_are_sorted_again_where_a_node_writes_the_ids():
+    p = Products(4)
+    source, ids = p.ctx.tensor("i32", (2, 4)), p.ctx.tensor("i32", (2, 4))
+    nodes = [experts(p, ids), p.ctx.cpy(source, ids), experts(p, ids)]
+    p.values[ids] = np.zeros((4, 2), np.int32)
+    p.values[source] = RNG.integers(0, 5, (4, 2)).astype(np.int32)
+    with gs.CpuBackend(1) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes) == 3 + 1 + 3
+
+
+def test_a_wrong_id_of_experts_that_share_a_call_leaves_the_results(ctx):
+    p = Products(2)
+    ids = p.ctx.tensor("i32", (2, 2), "ids")
+    nodes = [p.ctx.set_name(experts(p, ids), name) for name in ("gate", "up")]
+    with gs.CpuBackend(2) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        ids.set(np.int32([[0, 1], [7, 2]]))
+        before = [raw(node) for node in nodes]
+        plan = backend.graph_plan_create(gs.Graph(*nodes))
+        with pytest.raises(gs.BackendError, match="'gate'.*id 7 "):
+            backend.graph_plan_compute(plan)
+        assert [raw(node) for node in nodes] == before
+        ids.set(np.int32([[0, 1], [3, 2]]))
+        backend.graph_plan_compute(plan)
+        assert all(raw(node) != was for node, was in zip(nodes, before, strict=True))
