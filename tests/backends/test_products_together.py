@@ -188,7 +188,7 @@ def test_attention_between_products_overwrites_the_converted_columns(isa):
         q, k, v = (p.leaf("f32", 32, 1, 2), *(p.leaf("f16", 32, 40, 2) for _ in range(2)))
         return p.ctx.flash_attn_ext(q, k, v, None, 0.2), p.times(p.x)
 
-    assert between(Products(), make) == 2 + 2 + 2
+    assert between(Products(), make) == 2 + 1 + 2
 
 
 def test_many_nodes_between_products_keep_them_apart():
@@ -247,3 +247,14 @@ def test_a_wrong_id_of_experts_that_share_a_call_leaves_the_results(ctx):
         ids.set(np.int32([[0, 1], [3, 2]]))
         backend.graph_plan_compute(plan)
         assert all(raw(node) != was for node, was in zip(nodes, before, strict=True))
+
+
+def test_products_are_shared_by_all_threads_in_parts_of_equal_size():
+    """Four parts each, whatever the number of rows: no thread waits for the last one."""
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (768, 1))
+    nodes = [ctx.mul_mat(ctx.tensor("q4_0", (768, m)), x) for m in (768, 256, 192)]
+    with gs.CpuBackend(1) as backend:
+        place(ctx, backend)
+        calls = calls_of(nodes)
+        assert calls.n_calls == 2 and calls.n_parts(1) == 3 * 4

@@ -8,7 +8,8 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #define FEW 8
 #define CHUNK 256
-#define FLASH_WORK (1 << 17)    /* about how many multiplications one part makes */
+#define FLASH_WORK (1 << 17)    /* about how many multiplications one part makes where there are FEW rows or more */
+#define FEW_WORK (1 << 15)      /* the same for fewer rows */
 
 /* The sources and parameters of a node.  d, dv: elements of a key and of a value; group: how many query heads share a
  * key head.  A key head has n_rows * group query rows, numbered m = row * group + head, where `head` counts the query
@@ -150,11 +151,11 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     int64_t keys = f.n_kv < CHUNK ? f.n_kv : CHUNK;
     need(&to->scratch, row_bytes_padded(lines_floats(&f, m)));
     gs_use_shared(to, tables, row_bytes_padded(heads * m * chunks * size));
-    gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FLASH_WORK);
+    gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FEW_WORK);
     call.arg[2] = chunks;
     call.arg[3] = size;
     int status = gs_add_call(to, &call);
-    if (status != GS_OK)
+    if (status != GS_OK || chunks == 1)
         return status;
     gs_call merge = call_over(node, position, run_merge, heads * m, f.dv * chunks, ROW_WORK);
     merge.arg[2] = chunks;

@@ -328,8 +328,8 @@ static int uses_few_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t
     return is_half(f->k) && is_half(f->v) ? 2 * used <= f->n_rows * fours : used <= fours;
 }
 
-/* Runs attend_lines; a unit of work is one chunk of keys of one key head.  The key heads of a chunk, which are
- * neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
+/* Runs attend_lines; a unit of work is one chunk of keys of one key head, whose result is final if there is no other.
+ * The key heads of a chunk, which are neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
  * one query row for one chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
@@ -343,8 +343,11 @@ static void run_chunks(const gs_call *call, int32_t part, char *shared, char *sc
         int64_t now = uses_few_keys(&f, head_kv, batch, first, n, s.tile) ? f.group : m, width = padded(f.d);
         for (int64_t i = 0; i < m; i++)
             scaled_query(&f, line_of(&f, head_kv, batch, i), s.q + i * width);
-        for (int64_t i = 0; i < m; i += now, s.q += now * width, to += now * chunks * size)
-            attend_lines(&f, head_kv, batch, i, now, first, n, s, to + 2, chunks * size, to, to + 1);
+        for (int64_t i = 0; i < m; i += now, s.q += now * width)
+            attend_lines(&f, head_kv, batch, i, now, first, n, s, to + i * chunks * size + 2, chunks * size,
+                         to + i * chunks * size, to + i * chunks * size + 1);
+        for (int64_t i = 0; i < m && chunks == 1; i++)
+            merge_chunks(&f, line_of(&f, head_kv, batch, i), to + i * size, 1, size);
     }
 }
 

@@ -16,6 +16,7 @@
 
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
 #define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
+#define LEAST_BYTES (16 << 10)  /* the least such bytes of an item that is made smaller than that for the balance */
 #define MANY_WORK (1 << 20)     /* multiplications of an item, where a group has many columns                */
 #define REPACK 16               /* to repack a row of weights takes as long as to multiply it with so many columns */
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
@@ -229,6 +230,11 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     int64_t panel = of->kernels->panel, cost, whole;
     of->column_step = of->columns;
     if (columns <= of->few) {
+        /* Items of equal size, four or a multiple of four where they are large enough for that: then no thread waits
+         * for the last item. */
+        int64_t bytes = clamped(of->m * row_bytes, 1, INT64_MAX), least = bytes / LEAST_BYTES;
+        int64_t items = clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, clamped(least, 1, of->m));
+        of->row_step = pieces(of->m, items);
         cost = panel * row_bytes;
         whole = FEW_BYTES;
     } else {
@@ -240,12 +246,12 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
             cost = panel * of->k * clamped(of->column_step, 1, columns);
         }
     }
-    int64_t panels = clamped(whole / clamped(cost, 1, whole), 1, pieces(of->m, panel));
-    of->row_step = panels * panel;
+    if (columns > of->few)
+        of->row_step = clamped(whole / clamped(cost, 1, whole), 1, pieces(of->m, panel)) * panel;
     of->row_items = pieces(of->m, of->row_step);
     of->column_items = pieces(of->columns, of->column_step);
     int64_t least = (cost * clamped(of->row_step, 1, of->m)) / panel;
-    of->together = clamped(whole / clamped(least, 1, whole), 1, INT32_MAX);
+    of->together = of->row_items > 1 ? 1 : clamped(whole / clamped(least, 1, whole), 1, INT32_MAX);
     of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
 }
 
