@@ -5,11 +5,15 @@ the order of f32 additions remains to be compared.  The oracle rounds nothing.  
 and 3 threads.
 """
 
+import ctypes
+import mmap
+import sys
 from functools import cache, partial
 
 import numpy as np
 import op_results
 import pytest
+from forks import in_child
 from instruction_sets import ISAS
 from op_results import compute
 
@@ -99,6 +103,39 @@ def test_every_type_with_few_and_many_columns(kernels, type, n):
         held, w = weights(type, m, k)
         x = normal(n, k)
         assert_product(run(type, held, (k, m), x, ggml=True), w, met(type, x))
+
+
+@pytest.mark.spread("type isa", "type n", "n isa")
+@pytest.mark.parametrize("type", [type for type in BLOCKS if block_size(type) == 32])
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_of_any_number_of_blocks(isa, type, n):
+    """Kernels for few columns take eight blocks at a time, and fewer at the end of a row."""
+    for blocks in range(1, 18):
+        held, w = weights(type, 3, 32 * blocks)
+        x = normal(n, 32 * blocks)
+        assert_product(run(type, held, (32 * blocks, 3), x), w, met(type, x))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("type", FLOATS + BLOCKS)
+def test_no_kernel_reads_behind_the_last_row(isa, type, n):
+    """The weights end where memory ends that may be read."""
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+    for blocks in (1, 3, 4, 5, 7, 11):
+        ctx, k = gs.Context(), blocks * block_size(type) if type in BLOCKS else 15 * blocks
+        a, b = ctx.tensor(type, (k, 5)), ctx.tensor("f32", (k, n))
+        out = ctx.mul_mat(a, b)
+        size = -(-a.nbytes // page) * page
+        memory = np.frombuffer(mmap.mmap(-1, size + page), np.uint8)
+        assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + size), ctypes.c_size_t(page), 0) == 0
+        with gs.CpuBackend(1) as backend:
+            gs.bind_resident(a, backend.buffer_from_ptr(memory[:size]), size - a.nbytes)
+            for tensor in (b, out):
+                gs.bind_resident(tensor, backend.alloc_buffer(tensor.nbytes), 0)
+            a.set(weights(type, 5, k)[0])
+            b.set(normal(n, k))
+            assert in_child(lambda: backend.graph_compute(gs.Graph(out))) == 0, blocks      # noqa: B023
 
 
 @cache  # every instruction set has the same products

@@ -1,4 +1,4 @@
-"""Matrix products of the same activations: they share the converted columns and one call, wherever that changes nothing.
+"""Matrix products of the same activations: they share the converted columns and one call where that changes nothing.
 
 Each graph is computed by calls of all its nodes, and compared bit by bit with each node computed by calls of its own.
 """
@@ -97,7 +97,8 @@ def test_other_activations_have_a_conversion_of_their_own():
         assert n_calls(nodes) == 2 * len(nodes)
 
 
-def between(p: Products, make: Callable[[Products], tuple[gs.Tensor, ...]], shared: dict[str, str] | None = None) -> int:
+def between(p: Products, make: Callable[[Products], tuple[gs.Tensor, ...]],
+            shared: dict[str, str] | None = None) -> int:
     """The calls of two products of x with other nodes between them; `shared`: names of tensors that have the memory of
     another one."""
     first = p.ctx.set_name(p.times(p.x), "first")

@@ -329,8 +329,8 @@ static int uses_few_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t
 }
 
 /* Runs attend_lines; a unit of work is one chunk of keys of one key head, whose result is final if there is no other.
- * The key heads of a chunk, which are neighbours in the rows of a cache, are consecutive units.  arg[2]: number of chunks; arg[3]: floats of the result of
- * one query row for one chunk. */
+ * The key heads of a chunk, which are neighbours in the rows of a cache, are consecutive units.  arg[2]: number of
+ * chunks; arg[3]: floats of the result of one query row for one chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;

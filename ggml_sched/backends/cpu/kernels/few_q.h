@@ -29,9 +29,8 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
                 PREFETCH((const char *)p + line + AHEAD);
             add_strip(type, N, p, y, at, acc, low);
         }
-        if (units_of(type) == 1)
-            for (int j = 0; j < over; j++, p += bytes_of(type))
-                add_rest(type, N, p, y, strips, j, rest, sum);
+        if (units_of(type) == 1 && over > 0)
+            add_end(type, N, p, y, strips, over, acc, low, rest, sum);
         UNROLL for (int c = 0; c < N; c++)
             out[c][row] = VEC_TOTAL(VEC_ADD(acc[c][0], acc[c][1])) + LOW_TOTAL(LOW_ADD(low[c], rest[c])) + sum[c];
     }

@@ -60,3 +60,11 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
             sum[c] = fmaf(m[0], strip->sum[j], sum[c]);
     }
 }
+
+/* Adds the products of the n blocks of 32 elements with which a row ends that are less than a strip, number `at`. */
+INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
+                    vec acc[][2], vec_low low[], vec_low rest[], float sum[]) {
+    (void)acc, (void)low;
+    for (int j = 0; j < n; j++, p += bytes_of(type))
+        add_rest(type, N, p, y, at, j, rest, sum);
+}

@@ -97,6 +97,26 @@ INLINE void put_signed(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(times)));
 }
 
+/* The 16 signed bytes by which a Q3_K block's scale is multiplied. */
+INLINE __m128i factors_of_q3_k(const uint8_t *p) {
+    __m128i v = _mm_loadl_epi64((const __m128i *)(p + 96));
+    v = _mm_and_si128(_mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4)), _mm_set1_epi8(15));
+    __m128i high = _mm_srlv_epi32(_mm_set1_epi32((int)gs_load_u32(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
+    high = _mm_slli_epi16(_mm_and_si128(high, _mm_set1_epi8(3)), 4);
+    return _mm_sub_epi8(_mm_or_si128(v, high), _mm_set1_epi8(32));
+}
+
+INLINE __m256 scales_of_iq4_xs(const uint8_t *p) {
+    __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32((int)gs_load_u32(p + 4)),
+                                    _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(gs_load_u16(p + 2)),
+                                     _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+    high = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
+    low = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(half(p)));
+}
+
 /* Decodes the scales of the block at p to s and, where its type has minima, the minima to m: units_of(type) *
  * halves_of(type) numbers each. */
 INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
@@ -120,11 +140,7 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
         put_unsigned(m + 8, _mm_srli_si128(w, 8), d);
         return;
     case GS_TYPE_Q3_K:
-        v = _mm_loadl_epi64((const __m128i *)(p + 96));
-        v = _mm_and_si128(_mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4)), nibble);
-        w = _mm_srlv_epi32(_mm_set1_epi32((int)gs_load_u32(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
-        w = _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi8(3)), 4);
-        v = _mm_sub_epi8(_mm_or_si128(v, w), _mm_set1_epi8(32));
+        v = factors_of_q3_k(p);
         d = half(p + 108);
         put_signed(s, v, d);
         put_signed(s + 8, _mm_srli_si128(v, 8), d);
@@ -145,17 +161,9 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
         put_signed(s, v, d);
         put_signed(s + 8, _mm_srli_si128(v, 8), d);
         return;
-    case GS_TYPE_IQ4_XS: {
-        __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32((int)gs_load_u32(p + 4)),
-                                        _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-        __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(gs_load_u16(p + 2)),
-                                         _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
-        low = _mm256_and_si256(low, _mm256_set1_epi32(15));
-        high = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
-        low = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
-        _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(half(p))));
+    case GS_TYPE_IQ4_XS:
+        _mm256_storeu_ps(s, scales_of_iq4_xs(p));
         return;
-    }
     case GS_TYPE_MXFP4:
         s[0] = gs_f32_of_bits(p[0] < 2 ? 0x00200000u << p[0] : (uint32_t)(p[0] - 1) << 23);
         return;
@@ -185,6 +193,42 @@ INLINE __m512i two_nibbles(const uint8_t *a, const uint8_t *b) {
     return _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), wide_bytes(15));
 }
 
+/* n * size bytes at p, at most 64 of them; the rest of the vector is zeros, or bytes that follow. */
+INLINE __m512i first_bytes(const uint8_t *p, const int size, const int n) {
+    return n <= 0 ? _mm512_setzero_si512() : n * size >= 64 ? _mm512_loadu_si512(p)
+         : _mm512_maskz_loadu_epi8(((uint64_t)1 << n * size) - 1, p);
+}
+
+/* The words (16 bits) in which the scales of the n blocks from p on lie, at most 8, zeros for other blocks; where the
+ * type has minima, then their words. */
+INLINE __m256i scale_words(const int type, const uint8_t *p, const int n) {
+    const int size = bytes_of(type), each = 3 * size + 4 <= 64 ? 4 : 3;     /* blocks whose scales a vector holds */
+    __m512i a = first_bytes(p, size, n), b = first_bytes(p + each * size, size, n - each);
+    /* The place of a block's word; from 32 on in b. */
+#define PLACE(j) (short)(j / each % 2 * 32 + j % each * size / 2)
+    __m256i at = _mm256_setr_epi16(PLACE(0), PLACE(1), PLACE(2), PLACE(3), PLACE(4), PLACE(5), PLACE(6), PLACE(7),
+                                   PLACE(0) + 1, PLACE(1) + 1, PLACE(2) + 1, PLACE(3) + 1, PLACE(4) + 1, PLACE(5) + 1,
+                                   PLACE(6) + 1, PLACE(7) + 1);
+#undef PLACE
+    __m512i words = _mm512_permutex2var_epi16(a, _mm512_castsi256_si512(at), b);
+    if (each == 3)
+        words = _mm512_mask_permutexvar_epi16(words, 0xc0c0, _mm512_castsi256_si512(at),
+                                              first_bytes(p + 6 * size, size, n - 6));
+    return _mm512_castsi512_si256(words);
+}
+
+/* The eight scales and then the eight minima, without their minus, of a Q4_K or Q5_K block. */
+INLINE __m512 six_bit_scales(const uint8_t *p) {
+    __m128i head = _mm_loadu_si128((const __m128i *)p);     /* 32 bits each: d and dmin, then a, b, c as in `scales` */
+    __m128i v = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
+    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 1, 1, 0)), 2);
+    v = _mm_and_si128(v, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+    v = _mm_or_si128(v, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
+    __m512 d = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                     _mm512_castps128_ps512(_mm_cvtph_ps(head)));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(v)), d);
+}
+
 /* Each 16-bit lane shifted right: those of the lower half of v by a bits, those of the upper by b. */
 INLINE __m512i right_by(__m512i v, const int a, const int b) {
     return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
@@ -206,9 +250,8 @@ INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
 }
 
-INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
-    const uint8_t *a = p + j * bytes_of(type), *b = a + bytes_of(type);
-    __m512i v;
+/* The levels of two blocks of 32 elements. */
+INLINE __m512i lanes_of_blocks(const int type, const uint8_t *a, const uint8_t *b) {
     uint64_t fifth;
     switch (type) {
     case GS_TYPE_Q4_0: return two_nibbles(a + 2, b + 2);
@@ -220,6 +263,15 @@ INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
         fifth = gs_load_u32(a + 4) | (uint64_t)gs_load_u32(b + 4) << 32;
         return _mm512_or_si512(two_nibbles(a + 8, b + 8), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
     case GS_TYPE_Q8_0: return _mm512_xor_si512(two(a + 2, b + 2), wide_bytes(128));
+    case GS_TYPE_IQ4_NL: return wide_levels(two_nibbles(a + 2, b + 2), gs_iq4_levels, 128);
+    default: return wide_levels(two_nibbles(a + 1, b + 1), gs_mxfp4_levels, 12);
+    }
+}
+
+/* The levels of steps j and j + 1 of the eight that begin at p. */
+INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
+    __m512i v;
+    switch (type) {
     case GS_TYPE_Q2_K:
         return _mm512_and_si512(right_by(twice(p + 16 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
     case GS_TYPE_Q3_K:
@@ -234,9 +286,8 @@ INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
         v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
         return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
                                                          : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
-    case GS_TYPE_IQ4_NL: return wide_levels(two_nibbles(a + 2, b + 2), gs_iq4_levels, 128);
     case GS_TYPE_IQ4_XS: return wide_levels(two_nibbles(p + 8 + 16 * j, p + 24 + 16 * j), gs_iq4_levels, 128);
-    default: return wide_levels(two_nibbles(a + 1, b + 1), gs_mxfp4_levels, 12);
+    default: return lanes_of_blocks(type, p + j * bytes_of(type), p + (j + 1) * bytes_of(type));
     }
 }
 #endif

@@ -1,57 +1,100 @@
 /* x86_few_q.h -- a strip of a row of quantised weights, decoded from its blocks, times at most GS_FEW_Q columns.
  *
- * Included by matmul_x86.h.
+ * Included by matmul_x86.h.  add_strip and, at the end of a row, add_end add the products of a row's blocks, which
+ * begin at p, with strip number `at` of each of N columns: the scaled sums of products to acc[column], and the
+ * contribution of minima, or of the offset, to low[column].
  */
-/* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
-INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
-    const int size = bytes_of(type);
-    if (units_of(type) == 8) {
-        scales(type, p, s, m);
-        return;
-    }
-    if (type == GS_TYPE_MXFP4) {
-        __m256i e = _mm256_setr_epi32(p[0], p[size], p[2 * size], p[3 * size], p[4 * size], p[5 * size], p[6 * size],
-                                      p[7 * size]);
-        __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-        __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-        bits = _mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
-        _mm256_storeu_ps(s, _mm256_castsi256_ps(bits));
-        return;
-    }
-#define HALF_AT(j) (short)gs_load_u16(p + (j) * size)
-    _mm256_storeu_ps(s, _mm256_cvtph_ps(_mm_setr_epi16(HALF_AT(0), HALF_AT(1), HALF_AT(2), HALF_AT(3),
-                                                       HALF_AT(4), HALF_AT(5), HALF_AT(6), HALF_AT(7))));
-#undef HALF_AT
-#define HALF_AT(j) (short)gs_load_u16(p + (j) * size + 2)
-    if (has_min(type))
-        _mm256_storeu_ps(m, _mm256_cvtph_ps(_mm_setr_epi16(HALF_AT(0), HALF_AT(1), HALF_AT(2), HALF_AT(3),
-                                                           HALF_AT(4), HALF_AT(5), HALF_AT(6), HALF_AT(7))));
-#undef HALF_AT
+/* 2^(e - 128), the scales of MXFP4; below e = 2 a subnormal number. */
+INLINE __m256 powers(__m256i e) {
+    __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
-/* Multiplies eight steps of a row, whose blocks begin at p, with strip number `at` of each of N columns: adds the
- * scaled sums of products to acc[column], and the contribution of minima, or of the offset, to low[column]. */
-INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      vec acc[][2], __m256 low[]) {
-    float s[16], m[16];
-    eight_scales(type, p, s, m);
-    const float *times = has_min(type) ? m : s;
+/* The f16 numbers at p, p + size, and so on. */
+INLINE __m256 eight_floats(const uint8_t *p, const int size) {
+#define WORD(j) (short)gs_load_u16(p + (j) * size)
+    return _mm256_cvtph_ps(_mm_setr_epi16(WORD(0), WORD(1), WORD(2), WORD(3), WORD(4), WORD(5), WORD(6), WORD(7)));
+#undef WORD
+}
+
+/* The scales of eight blocks of MXFP4. */
+INLINE __m256 eight_powers(const uint8_t *p) {
+    return powers(_mm256_setr_epi32(p[0], p[17], p[34], p[51], p[68], p[85], p[102], p[119]));
+}
+
 #if WIDE
-    __m512 scaled[GS_FEW_Q];
+INLINE __m512 widened(__m256 v) {
+    return _mm512_castps256_ps512(v);
+}
+
+INLINE __m512 upper_half(__m512 v) {
+    return widened(_mm512_extractf32x8_ps(v, 1));
+}
+
+/* 16 signed bytes, times the f16 value at p. */
+INLINE __m512 scaled_bytes(__m128i v, const uint8_t *p) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v)), _mm512_set1_ps(half(p)));
+}
+
+/* Whether `times` of strip_scales lacks the minus of the minima. */
+INLINE int subtracts_minima(const int type) {
+    return units_of(type) == 8 && has_min(type);
+}
+
+/* Whether scale_words finds a type's scales. */
+INLINE int has_scale_words(const int type) {
+    return units_of(type) == 1 && type != GS_TYPE_MXFP4 && type != GS_TYPE_Q8_0;
+}
+
+/* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
+ * sums are multiplied: the minima of types that have them, without their minus where subtracts_minima(type); else the
+ * scales.  Of a type with has_scale_words(type), only the first n steps are read; scales and minima of others are 0. */
+INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512 *times) {
+    __m512 s;
+    __m128i v;
+    switch (type) {
+    case GS_TYPE_Q4_0: case GS_TYPE_Q4_1: case GS_TYPE_Q5_0: case GS_TYPE_Q5_1: case GS_TYPE_IQ4_NL:
+        s = _mm512_cvtph_ps(scale_words(type, p, n));
+        *times = has_min(type) ? upper_half(s) : s;
+        return s;
+    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p));
+    case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
+        s = six_bit_scales(p);
+        *times = upper_half(s);
+        return s;
+    case GS_TYPE_Q2_K:
+        v = _mm_loadu_si128((const __m128i *)p);
+        *times = scaled_bytes(_mm_and_si128(_mm_srli_epi16(v, 4), _mm_set1_epi8(15)), p + 82);
+        return scaled_bytes(_mm_and_si128(v, _mm_set1_epi8(15)), p + 80);
+    case GS_TYPE_Q3_K: return *times = scaled_bytes(factors_of_q3_k(p), p + 108);
+    case GS_TYPE_Q6_K:
+        v = _mm_loadu_si128((const __m128i *)(p + 192));
+        return *times = scaled_bytes(v, p + 208);
+    case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p));
+    default: return *times = widened(eight_floats(p, 34));
+    }
+}
+
+/* Adds the products of the first n of eight steps.  The strips' scales of the other steps are 0. */
+INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const int n, vec acc[][2], __m256 low[]) {
+    const int size = bytes_of(type);
+    __m512 times, s = strip_scales(type, p, n, &times), scaled[GS_FEW_Q];
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
-        /* Two stores of 32 bytes wrote the scales.  One load of 64 could not be forwarded from them: it would wait
-         * until both stores are in the cache. */
-        scaled[c] = halves_of(type) == 2
-            ? _mm512_mul_ps(_mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(s)), _mm256_loadu_ps(s + 8), 1),
-                            _mm512_loadu_ps(strip->d))
-            : _mm512_castps256_ps512(_mm256_mul_ps(_mm256_loadu_ps(s), _mm256_loadu_ps(strip->d)));
-        low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times), _mm256_loadu_ps(strip->sum), low[c]);
-        if (halves_of(type) == 2)
-            low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8), _mm256_loadu_ps(strip->sum + 8), low[c]);
+        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
+            : _mm512_castps256_ps512(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
+        UNROLL for (int h = 0; h < halves_of(type); h++) {
+            __m256 t = _mm512_castps512_ps256(h ? upper_half(times) : times), sum = _mm256_loadu_ps(strip->sum + 8 * h);
+            low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(t, sum, low[c]) : _mm256_fmadd_ps(t, sum, low[c]);
+        }
     }
     UNROLL for (int j = 0; j < 8; j += 2) {
-        __m512i v = lanes_of_two(type, p, j);
+        if (j >= n)
+            break;
+        const uint8_t *a = p + j * size, *b = j + 1 < n ? a + size : a;
+        __m512i v = units_of(type) == 8 ? lanes_of_two(type, p, j) : lanes_of_blocks(type, a, b);
         __m512i place = halves_of(type) == 2
             ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
                                 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
@@ -62,7 +105,35 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
         }
     }
+}
+
+INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      vec acc[][2], __m256 low[]) {
+    add_steps(type, N, p, y, at, 8, acc, low);
+}
+
 #else
+/* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
+INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
+    const int size = bytes_of(type);
+    if (units_of(type) == 8) {
+        scales(type, p, s, m);
+        return;
+    }
+    if (type == GS_TYPE_MXFP4) {
+        _mm256_storeu_ps(s, eight_powers(p));
+        return;
+    }
+    _mm256_storeu_ps(s, eight_floats(p, size));
+    if (has_min(type))
+        _mm256_storeu_ps(m, eight_floats(p + 2, size));
+}
+
+INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      vec acc[][2], __m256 low[]) {
+    float s[16], m[16];
+    eight_scales(type, p, s, m);
+    const float *times = has_min(type) ? m : s;
     /* A load from memory spreads a scale over a vector without work for the units that shuffle, the busiest ones. */
     float spread[GS_FEW_Q][8];
     __m256 scaled[GS_FEW_Q][2];
@@ -87,8 +158,8 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
             acc[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[c][j % 2]);
         }
     }
-#endif
 }
+#endif
 
 /* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight
  * steps. */
@@ -104,4 +175,17 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
         if (!is_signed(type))
             sum[c] = fmaf(has_min(type) ? m[0] : s[0], strip->sum[j], sum[c]);
     }
+}
+
+/* n: how many blocks of 32 elements are left, less than a strip. */
+INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
+                    vec acc[][2], __m256 low[], __m256 rest[], float sum[]) {
+#if WIDE
+    if (has_scale_words(type)) {
+        add_steps(type, N, p, y, at, n, acc, low);
+        return;
+    }
+#endif
+    for (int j = 0; j < n; j++, p += bytes_of(type))
+        add_rest(type, N, p, y, at, j, rest, sum);
 }
