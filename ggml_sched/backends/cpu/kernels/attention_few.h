@@ -4,8 +4,8 @@
  * keys, and the results of the chunks are merged in order.  Where rows attend to different keys, as those of several
  * sequences do, the rows of one mask are computed alone, and four keys that it masks are skipped.
  */
-#define TOGETHER 3              /* the most query rows that share the conversion of a key: registers hold their sums */
-#define AHEAD (24 * 64)         /* about how many bytes of keys, or of values, are prefetched before their use */
+#define TOGETHER (V == 16 ? 4 : 3) /* the most query rows that share the conversion of a key, with sums in registers */
+#define AHEAD (128 * 64)        /* about how many bytes of keys, or of values, are prefetched before their use */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 
 /* How many of the groups of four keys, of n keys, have a key that is not masked. */
@@ -113,9 +113,10 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             vstore(acc + r * apart + c * V, s[r][c]);
 }
 
-/* How many of m query rows are computed together next: as many as registers hold sums for, but twice 2 of 4 rows. */
+/* How many of m query rows are computed together next: of as few and as equal groups as registers hold sums for. */
 INLINE int64_t together(int64_t m) {
-    return m == 4 ? 2 : m < TOGETHER ? m : TOGETHER;
+    int64_t groups = (m + TOGETHER - 1) / TOGETHER;
+    return (m + groups - 1) / groups;
 }
 
 /* Writes the dot products of m query rows with four keys, as dots_of_halves. */
@@ -126,7 +127,8 @@ INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t 
         switch (now) {
         case 1: dots_of_halves(type, 1, q, width, k, n, to); break;
         case 2: dots_of_halves(type, 2, q, width, k, n, to); break;
-        default: dots_of_halves(type, 3, q, width, k, n, to);
+        case 3: dots_of_halves(type, 3, q, width, k, n, to); break;
+        default: dots_of_halves(type, TOGETHER, q, width, k, n, to);
         }
     }
 }
@@ -173,7 +175,8 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
                 case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, stride, keys, fetched, ahead); break;
                 case 1 + 4: add_halves(type, 1, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
                 case 2 + 4: add_halves(type, 2, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
-                default: add_halves(type, 3, 4, to, apart, weight, from, stride, keys, fetched, ahead);
+                case 3 + 4: add_halves(type, 3, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
+                default: add_halves(type, TOGETHER, 4, to, apart, weight, from, stride, keys, fetched, ahead);
                 }
             }
         }

@@ -94,6 +94,15 @@ INLINE void vsums(vf a, vf b, vf c, vf d, float *to) {
     e = _mm_add_ps(_mm_movelh_ps(e, f), _mm_movehl_ps(f, e));
     g = _mm_add_ps(_mm_movelh_ps(g, h), _mm_movehl_ps(h, g));
     _mm_storeu_ps(to, _mm_add_ps(_mm_shuffle_ps(e, g, 0x88), _mm_shuffle_ps(e, g, 0xdd)));
+#elif GS_LEVEL == 2
+#define FOLDED(x, y, low, high) _mm512_add_ps(_mm512_shuffle_f32x4((__m512)(x), (__m512)(y), low), \
+                                              _mm512_shuffle_f32x4((__m512)(x), (__m512)(y), high))
+    __m512 v = FOLDED(FOLDED(a, b, 0x44, 0xee), FOLDED(c, d, 0x44, 0xee), 0x88, 0xdd);  /* four floats of each vector */
+#undef FOLDED
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
+    v = _mm512_permutexvar_ps(_mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12)), v);
+    _mm_storeu_ps(to, _mm512_castps512_ps128(v));
 #else
     to[0] = vsum(a);
     to[1] = vsum(b);
