@@ -75,7 +75,7 @@ def test_query_key_and_value_are_one_conversion_and_one_call(isa):
 
 @pytest.mark.parametrize(("first", "second", "calls"), [
     ("f32", "bf16", 2), ("q4_0", "q4_0", 2), ("q4_K", "q5_K", 2), ("q4_0", "f16", 4), ("q4_K", "q6_K", 4),
-    ("q4_0", "q4_1", 4)])
+    ("q4_0", "q4_1", 4), ("q4_1", "q2_K", 4), ("q2_K", "q3_K", 4)])
 def test_types_share_columns_that_are_converted_alike(isa, first, second, calls):
     for columns in (1, 9):
         p = Products(columns)
@@ -86,6 +86,37 @@ def test_types_share_columns_that_are_converted_alike(isa, first, second, calls)
             assert n_calls(nodes) == calls
 
 
+def test_minima_keep_columns_apart_where_no_type_has_an_offset(isa):
+    """AVX2 multiplies q8_0 without an offset, as it does all types with minima."""
+    p = Products()
+    nodes = [p.times(p.x, type) for type in ("q8_0", "q4_1")]
+    with gs.CpuBackend(1) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes) == 4
+
+
+def test_offsets_keep_columns_apart_where_kernels_multiply_unsigned_bytes(isa):
+    p = Products()
+    nodes = [p.times(p.x, type) for type in ("q4_0", "q5_0")]
+    with gs.CpuBackend(1) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes) == (4 if isa.startswith("avx") else 2)
+
+
+@pytest.mark.parametrize("type", ["f32", "q4_0"])
+def test_matrices_that_several_share_group_columns_otherwise(isa, type):
+    for ne in ((1, 2), (2, 1)):
+        p = Products()
+        x = p.leaf("f32", K, 3, *ne)
+        nodes = [p.ctx.mul_mat(p.leaf(type, K, M, *own), x) for own in (ne, (1, 1))]
+        with gs.CpuBackend(1) as backend:
+            place(p.ctx, backend)
+            set_values(p.values)
+            assert n_calls(nodes) == 4
+
+
 def test_other_activations_have_a_conversion_of_their_own():
     p = Products()
     y, matrix = p.leaf("f32", K, 1), p.leaf("f32", K, 4)
@@ -93,6 +124,23 @@ def test_other_activations_have_a_conversion_of_their_own():
     with gs.CpuBackend(1) as backend:
         nodes = [p.times(a) for a in (p.x, y, *views, p.x)]
         place(p.ctx, backend)
+        set_values(p.values)
+        assert n_calls(nodes) == 2 * len(nodes)
+
+
+def test_activations_of_the_same_address_differ_by_type_extents_and_strides():
+    p = Products()
+    matrix, halves, brains = p.leaf("f32", K, 4), p.leaf("f16", K, 2), p.ctx.tensor("bf16", (K, 2))
+    views = [p.ctx.view_3d(matrix, K, n, 1, step * matrix.nb[1], matrix.nb[2]) for n, step in ((3, 1), (2, 1), (2, 2))]
+    nodes = [p.times(a) for a in (halves, brains, *views)]
+    with gs.CpuBackend(1) as backend:
+        buffer = backend.alloc_buffer(1 << 20)
+        at = 0
+        for tensor in p.ctx.tensors:
+            if tensor.view_src is None and tensor is not brains:
+                bind_resident(tensor, buffer, at)
+                at += -(-tensor.nbytes // 64) * 64
+        bind_resident(brains, buffer, halves.offset)
         set_values(p.values)
         assert n_calls(nodes) == 2 * len(nodes)
 
@@ -201,9 +249,9 @@ def test_many_nodes_between_products_keep_them_apart():
     assert between(Products(), lambda p: make(p, 40)) == 2 + 40 + 1
 
 
-def experts(p: Products, ids: gs.Tensor, type: str = "q4_0") -> gs.Tensor:
+def experts(p: Products, ids: gs.Tensor, type: str = "q4_0", n: int = 5) -> gs.Tensor:
     x = p.ctx.reshape_3d(p.x, K, 1, p.x.ne[1])
-    return p.ctx.mul_mat_id(p.leaf(type, K, M, 5), x, ids)
+    return p.ctx.mul_mat_id(p.leaf(type, K, M, n), x, ids)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 30])
@@ -218,6 +266,32 @@ def test_experts_are_sorted_once_for_the_same_ids(isa, n_tokens):
         set_values(p.values)
         assert n_calls(nodes[:2]) == 3
         assert n_calls(nodes) == 6
+
+
+def test_ids_are_checked_for_each_number_of_experts():
+    p = Products()
+    ids = p.ctx.tensor("i32", (2, 1))
+    nodes = [experts(p, ids, n=7), p.ctx.set_name(experts(p, ids, n=5), "fewer")]
+    with gs.CpuBackend(1) as backend:
+        place(p.ctx, backend)
+        set_values(p.values)
+        ids.set(np.int32([[1, 6]]))
+        calls = calls_of(nodes)
+        with pytest.raises(gs.BackendError, match="'fewer'.*id 6 .* 5 rows"):
+            calls.run(Pool(1), 0, calls.n_calls)
+
+
+def test_products_of_all_experts_and_of_chosen_ones_share_no_columns():
+    p = Products(2)
+    x = p.ctx.reshape_3d(p.x, K, 1, 2)
+    weights, ids = p.leaf("q4_0", K, M, 2), p.ctx.tensor("i32", (1, 2))
+    p.values[ids] = np.int32([[1], [0]])
+    for nodes in ([p.ctx.mul_mat(weights, x), p.ctx.mul_mat_id(weights, x, ids)],
+                  [p.ctx.mul_mat_id(weights, x, ids), p.ctx.mul_mat(weights, x)]):
+        with gs.CpuBackend(1) as backend:
+            place(p.ctx, backend)
+            set_values(p.values)
+            assert n_calls(nodes) == 2 + 3
 
 
 def test_experts_are_sorted_again_where_a_node_writes_the_ids():

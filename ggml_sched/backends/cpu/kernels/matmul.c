@@ -16,13 +16,13 @@
 
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
 #define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
-#define LEAST_BYTES (16 << 10)  /* the least such bytes of an item that is made smaller than that for the balance */
+#define LEAST_BYTES (16 << 10)  /* the least such bytes of an item that is smaller than that so that items are equal */
 #define MANY_WORK (1 << 20)     /* multiplications of an item, where a group has many columns                */
 #define REPACK 16               /* to repack a row of weights takes as long as to multiply it with so many columns */
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
 #define LEAST_COLUMNS 240       /* least columns of such an item, as each item repacks its panel of rows      */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
-#define EARLIER 24              /* the most calls before which a product is computed with an earlier one     */
+#define EARLIER 24              /* a product is computed with an earlier one at most so many calls earlier   */
 
 static const gs_product_kernels *kernels_here(void) {
     switch (gs_isa()) {
@@ -261,18 +261,19 @@ static int same_tensor(const gs_node *a, const gs_node *b) {
            && memcmp(a->layout.nb, b->layout.nb, sizeof(a->layout.nb)) == 0;
 }
 
-/* Whether the calls `choose` and `prepare` leave the same bytes for both products.  Strips hold sums that depend on the
+/* Whether the calls `choose` and `prepare` leave the same bytes for both products.  For strips these depend on the
  * offset, the minima and the scales of the weights' type. */
 static int same_columns(const gs_product *x, const gs_product *y) {
-    if (x->node->op != y->node->op || x->k != y->k || x->groups != y->groups || x->columns != y->columns
-        || x->r2 != y->r2 || x->r3 != y->r3 || x->node->src[0]->layout.ne[2] != y->node->src[0]->layout.ne[2]
-        || (x->kind != NULL) != (y->kind != NULL) || !same_tensor(x->node->src[1], y->node->src[1]))
+    const gs_node *const *a = x->node->src, *const *b = y->node->src;
+    if (x->node->op != y->node->op || a[0]->layout.ne[2] != b[0]->layout.ne[2]
+        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !same_tensor(a[1], b[1]))
         return 0;
-    if (gs_is_id(x) && !same_tensor(x->node->src[2], y->node->src[2]))
+    if (gs_is_id(x) && !same_tensor(a[2], b[2]))
         return 0;
-    return x->kind == NULL
-           || (x->kind->has_min == y->kind->has_min && x->kind->group == y->kind->group
-               && x->kernels->offset(x->kind) == y->kernels->offset(y->kind));
+    if (x->kind == NULL || y->kind == NULL)
+        return x->kind == y->kind;
+    return x->kind->has_min == y->kind->has_min && x->kind->group == y->kind->group
+           && x->kernels->offset(x->kind) == y->kernels->offset(y->kind);
 }
 
 int gs_columns_depend_on(const gs_product *of, const gs_node *node) {
