@@ -232,6 +232,20 @@ def test_a_product_of_a_copy_follows_the_copy():
     assert between(Products(), make, {"second": "x"}) == 2 + 3
 
 
+def test_a_product_into_a_copy_of_its_result_follows_the_copy():
+    """A result that is not aligned is computed elsewhere, where its memory's bytes are copied first."""
+    p = Products()
+    nodes = [p.times(p.x), p.times(p.x), p.times(p.x)]
+    with gs.CpuBackend(1) as backend:
+        buffer = backend.alloc_buffer(sum(tensor.nbytes + 64 for tensor in p.ctx.tensors))
+        at = 0
+        for tensor in p.ctx.tensors:
+            bind_resident(tensor, buffer, at + 2 * (tensor is nodes[1]))
+            at += -(-tensor.nbytes // 64) * 64 + 64
+        set_values(p.values)
+        assert n_calls(nodes) == 2 + 4      # the third product is computed with the second
+
+
 def test_attention_between_products_overwrites_the_converted_columns(isa):
     def make(p: Products) -> tuple[gs.Tensor, ...]:
         q, k, v = (p.leaf("f32", 32, 1, 2), *(p.leaf("f16", 32, 40, 2) for _ in range(2)))

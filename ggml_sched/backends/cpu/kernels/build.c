@@ -162,8 +162,6 @@ int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables
         tables->product = NULL;
     if (status == GS_OK)
         status = build_by_isa(made != NULL ? made : node, position, to, tables);
-    if (made != NULL)
-        tables->product = NULL;
     if (status == GS_OK && made != NULL && made->data != node->data)
         status = add_bytes(node, position, to, made->data, node->data, node->layout.nbytes);
     if (status != GS_OK)
