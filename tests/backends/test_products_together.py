@@ -347,3 +347,14 @@ def test_products_are_shared_by_all_threads_in_parts_of_equal_size():
         place(ctx, backend)
         calls = calls_of(nodes)
         assert calls.n_calls == 2 and calls.n_parts(1) == 3 * 4
+
+
+def test_parts_of_experts_that_many_tokens_may_choose_are_whole_panels(isa):
+    """An expert that more tokens choose than expected repacks its rows a panel at a time."""
+    ctx = gs.Context()
+    weights = ctx.tensor("q4_0", (2048, 51, 8))
+    nodes = [ctx.mul_mat_id(weights, ctx.tensor("f32", (2048, 1, n)), ctx.tensor("i32", (1, n))) for n in (1, 5)]
+    with gs.CpuBackend(1) as backend:
+        place(ctx, backend)
+        calls = calls_of(nodes)
+        assert [calls.n_parts(i) for i in (2, 5)] == [3, 5 * 2]     # of 17 and of 32 rows

@@ -232,9 +232,10 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     if (columns <= of->few) {
         /* Items of equal size, four or a multiple of four where they are large enough for that: then no thread waits
          * for the last item. */
-        int64_t bytes = clamped(of->m * row_bytes, 1, INT64_MAX), least = bytes / LEAST_BYTES;
-        int64_t items = clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, clamped(least, 1, of->m));
-        of->row_step = pieces(of->m, items);
+        int64_t bytes = of->m * row_bytes, most = clamped(bytes / LEAST_BYTES, 1, of->m);
+        of->row_step = pieces(of->m, clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, most));
+        if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
+            of->row_step = pieces(of->row_step, panel) * panel;
         cost = panel * row_bytes;
         whole = FEW_BYTES;
     } else {
