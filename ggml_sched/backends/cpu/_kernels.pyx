@@ -233,7 +233,7 @@ cdef class CallList:
         return self.calls.n
 
     def node_of(self, int32_t i):
-        """The node that call i computes, or a part of it; IndexError."""
+        """The node that call i computes, or a part of it; the first one if it computes several.  IndexError."""
         if not 0 <= i < self.calls.n:
             raise IndexError(f"call {i} of {self.calls.n}")
         return self.table.tensors[self.calls.call[i].position]
@@ -318,8 +318,8 @@ cdef class CallList:
         """Append the calls of the nodes first .. stop - 1, up to the first node that has no compiled kernel or is
         invalid; returns the index of this node, or `stop`.
 
-        These calls are run together, by one call of `run`: they share tables (`gs_tables` in build.h).  IndexError,
-        OutOfMemory.
+        These calls are run together, by one call of `run`: they share tables and converted columns (`gs_tables` in
+        build.h).  IndexError, OutOfMemory.
         """
         cdef const gs_node *node
         cdef gs_tables tables

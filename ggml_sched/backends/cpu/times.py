@@ -24,7 +24,7 @@ class NodeTime:
     """The calls of one node, over all runs of a measurement."""
 
     node: Tensor
-    """The node; for calls that compute a group of fused nodes, one of these."""
+    """The node; for calls that compute several products of the same activations, the first of these."""
     runs: int
     """How often the node was computed, by all plans together; the run of a call that failed counts, too."""
     seconds: float

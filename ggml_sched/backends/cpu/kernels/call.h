@@ -1,8 +1,9 @@
 /* call.h -- calls of compiled kernels: what a graph becomes when it is compiled for the CPU backend.
  *
- * A node becomes one call or a few; a call is cut into parts of a fixed size, which threads take in any order; no part
- * writes memory that another part reads or writes.  A barrier separates two calls.  Results depend on values,
- * shapes and strides, never on addresses, on the thread that runs a part, or on the number of threads.
+ * A node becomes one call or a few, or parts of an earlier node's call (matmul.c).  A call is cut into parts of a fixed
+ * size, which threads take in any order; no part writes memory that another part reads or writes.  A barrier separates
+ * two calls.  Results depend on values, shapes and strides, never on addresses, on the thread that runs a part, or on
+ * the number of threads.
  */
 #ifndef GGML_SCHED_KERNELS_CALL_H
 #define GGML_SCHED_KERNELS_CALL_H
@@ -32,16 +33,16 @@ typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *sc
 
 struct gs_call {
     gs_run run;
-    const gs_node *node;
+    const gs_node *node;        /* the first one, where the call computes several */
     int32_t n_parts;
-    int32_t position;           /* index of the node, as given to gs_build_node */
+    int32_t position;           /* index of `node`, as given to gs_build_node   */
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
 };
 
 /* A growing list of calls.  While calls run, they have three kinds of work memory, all at addresses that are multiples
- * of 64: `tables` bytes in which a call leaves a table for calls of many nodes (build.h), `shared` bytes in which one
- * call of a node leaves data for the node's next call, and `scratch` bytes for each thread.  `shared` and `scratch` are
- * the largest that any node needs. */
+ * of 64: `tables` bytes in which a call leaves a table for calls of many nodes (build.h), `shared` bytes in which it
+ * leaves data for the next calls, of its node or of later ones that need the same, and `scratch` bytes for each thread.
+ * `shared` and `scratch` are the largest that any node needs. */
 typedef struct gs_calls {
     gs_call *call;
     int32_t n;
