@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from op_results import place
 
 import ggml_sched as gs
 
@@ -49,6 +50,17 @@ def test_a_node_of_one_part_is_busy_as_long_as_it_takes():
             s.compute(graph)
     (found,) = times.nodes
     assert found.busy == found.seconds > 0
+
+
+def test_products_that_one_call_computes_are_measured_as_the_first_of_them():
+    ctx = gs.Context()
+    x, w, v = ctx.tensor("f32", (64,)), ctx.tensor("f32", (64, 32)), ctx.tensor("f32", (64, 32))
+    graph = gs.Graph(ctx.add(ctx.set_name(ctx.mul_mat(w, x), "query"), ctx.mul_mat(v, x)))
+    with gs.CpuBackend(2) as cpu:
+        place(ctx, cpu)
+        with cpu.node_times() as times:
+            cpu.graph_compute(graph)
+    assert [(t.node.name or t.node.op, t.runs) for t in times.nodes] == [("query", 1), ("ADD", 1)]
 
 
 def test_results_have_the_same_bits_while_they_are_measured(model):

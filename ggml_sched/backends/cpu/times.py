@@ -56,7 +56,8 @@ class NodeTimes:
 
     @property
     def nodes(self) -> list[NodeTime]:
-        """The times of each node that was computed, in the order in which the nodes were compiled."""
+        """The times of each node that was computed, in the order in which the nodes were compiled.  Products that one
+        call computes have one entry."""
         with self._lock:
             taken = {calls: times.copy() for calls, times in self._taken.items()}
         wall: Counter[Tensor] = Counter()
