@@ -113,7 +113,8 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             vstore(acc + r * apart + c * V, s[r][c]);
 }
 
-/* How many of m query rows are computed together next: of as few and as equal groups as registers hold sums for. */
+/* How many of m query rows are computed together next.  Registers hold sums for TOGETHER rows, so the m rows are cut
+ * into as few groups as that allows, as equal as they can be. */
 INLINE int64_t together(int64_t m) {
     int64_t groups = (m + TOGETHER - 1) / TOGETHER;
     return (m + groups - 1) / groups;
