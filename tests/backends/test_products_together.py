@@ -117,6 +117,17 @@ def test_matrices_that_several_share_group_columns_otherwise(isa, type):
             assert n_calls(nodes) == 4
 
 
+def test_types_whose_kernels_order_elements_differently_share_nothing(isa):
+    """With AVX-512 q4_1 takes the first and the last 16 elements of a step apart."""
+    for columns in (1, 9):
+        p = Products(columns)
+        nodes = [p.times(p.x, "q4_1"), p.times(p.x, "q4_K")]
+        with gs.CpuBackend(1) as backend:
+            place(p.ctx, backend)
+            set_values(p.values)
+            assert n_calls(nodes) == (4 if isa == "avx512" else 2)
+
+
 def test_other_activations_have_a_conversion_of_their_own():
     p = Products()
     y, matrix = p.leaf("f32", K, 1), p.leaf("f32", K, 4)

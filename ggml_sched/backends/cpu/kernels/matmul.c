@@ -78,7 +78,12 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
         if (j == 0)
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
-        memcpy(strip->q + GS_STEP_Q * j, cell.q, sizeof(cell.q));
+        if (of->strips == GS_STRIPS_HALVED) {
+            memcpy(strip->q + 128 * (j / 4) + 16 * (j % 4), cell.q, 16);
+            memcpy(strip->q + 128 * (j / 4) + 16 * (j % 4) + 64, cell.q + 16, 16);
+        } else {
+            memcpy(strip->q + GS_STEP_Q * j, cell.q, sizeof(cell.q));
+        }
         float times = is_offset ? (float)-offset : 1.0f;
         if (per_step == 1) {
             strip->d[j] = cell.d;
@@ -96,7 +101,7 @@ static void prepare_column(const gs_product *of, const char *shared, int64_t gro
     const gs_layout *b = &of->node->src[1]->layout;
     const char *from = gs_column_at(of, shared, group, column, 1);
     int64_t tile = column / of->tile, columns = gs_columns_of(of, shared, group);
-    if (of->kind != NULL && of->kernels->strips && columns <= of->few) {
+    if (of->strips != GS_STRIPS_NONE && columns <= of->few) {
         prepare_strips(of, from, gs_strips_of(of, shared, group, column));
         return;
     }
@@ -263,11 +268,11 @@ static int same_tensor(const gs_node *a, const gs_node *b) {
 }
 
 /* Whether the calls `choose` and `prepare` leave the same bytes for both products.  For strips these depend on the
- * offset, the minima and the scales of the weights' type. */
+ * offset, the minima and the scales of the weights' type, and on the order of elements. */
 static int same_columns(const gs_product *x, const gs_product *y) {
     const gs_node *const *a = x->node->src, *const *b = y->node->src;
     if (x->node->op != y->node->op || a[0]->layout.ne[2] != b[0]->layout.ne[2]
-        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !same_tensor(a[1], b[1]))
+        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !same_tensor(a[1], b[1]) || x->strips != y->strips)
         return 0;
     if (gs_is_id(x) && !same_tensor(a[2], b[2]))
         return 0;
@@ -331,12 +336,13 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
     of->few = of->kind != NULL ? of->kernels->few_q : GS_FEW_F;
+    of->strips = of->kind != NULL ? of->kernels->strips(of->kind) : GS_STRIPS_NONE;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
-    if (of->kind != NULL && of->kernels->strips) {
+    if (of->strips != GS_STRIPS_NONE) {
         int64_t strips = pieces(of->steps, GS_STRIP_STEPS) * (int64_t)sizeof(gs_strip);
         of->column_bytes = clamped(of->column_bytes, strips, INT64_MAX);
     }

@@ -2,6 +2,12 @@
  *
  * Included by matmul_neon.h.
  */
+/* Whether kernels take strips in halves (GS_STRIPS_HALVED). */
+INLINE int has_halved_strips(const int type) {
+    (void)type;
+    return 0;
+}
+
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
     const int size = bytes_of(type);

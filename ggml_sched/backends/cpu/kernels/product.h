@@ -49,6 +49,13 @@ typedef struct gs_cell_q {
  * the weights' scales.  Steps beyond k are zeros. */
 #define GS_STRIP_STEPS 8
 
+/* The order of a strip's q, or that kernels take no strips. */
+enum {
+    GS_STRIPS_NONE,
+    GS_STRIPS_WHOLE,            /* step by step */
+    GS_STRIPS_HALVED            /* of four steps the first 16 elements each, then the others; so for four more steps */
+};
+
 typedef struct gs_strip {
     int8_t q[32 * GS_STRIP_STEPS];
     float d[2 * GS_STRIP_STEPS];
@@ -61,7 +68,7 @@ typedef struct gs_product gs_product;
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
     int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_FEW_Q */
-    int32_t strips;             /* whether `few` takes strips where weights are quantised        */
+    int32_t (*strips)(const gs_block_kind *kind);   /* GS_STRIPS_*: what `few` takes for quantised weights */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
@@ -81,6 +88,7 @@ struct gs_product {
     const gs_block_kind *kind;  /* of the weights; NULL: f32, f16, bf16 */
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
+    int32_t strips;             /* GS_STRIPS_*, for a group of few columns               */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */
     int64_t tile;               /* columns of a tile                                     */

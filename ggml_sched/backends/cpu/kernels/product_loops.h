@@ -20,6 +20,10 @@ static int32_t offset_of(const gs_block_kind *kind) {
     return is_signed(kind->type) ? 0 : kind->offset;
 }
 
+static int32_t strips_of(const gs_block_kind *kind) {
+    return has_halved_strips(kind->type) ? GS_STRIPS_HALVED : GS_STRIPS_WHOLE;
+}
+
 #include "few_q.h"
 #include "few_f.h"
 #include "many_q.h"

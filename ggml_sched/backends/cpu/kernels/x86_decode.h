@@ -250,25 +250,43 @@ INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
 }
 
-/* The levels of two blocks of 32 elements. */
-INLINE __m512i lanes_of_blocks(const int type, const uint8_t *a, const uint8_t *b) {
-    uint64_t fifth;
+/* Whether a type has 4 bits of an element and of the 16th after it in one byte: the levels of four blocks are decoded
+ * together, those of the first 16 elements of each block and those of the others. */
+INLINE int has_halves_of_bytes(const int type) {
+    return units_of(type) == 1 && type != GS_TYPE_Q8_0;
+}
+
+/* The 16 bits at `from` of each block, those of the first block lowest. */
+INLINE __mmask64 bits_of_four(const uint8_t *const *block, const int from) {
+    return gs_load_u16(block[0] + from) | (uint64_t)gs_load_u16(block[1] + from) << 16
+           | (uint64_t)gs_load_u16(block[2] + from) << 32 | (uint64_t)gs_load_u16(block[3] + from) << 48;
+}
+
+INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *low, __m512i *high) {
+    const int from = bytes_of(type) - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(block[0] + from)));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[1] + from)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[2] + from)), 2);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[3] + from)), 3);
+    *low = _mm512_and_si512(v, wide_bytes(15));
+    *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), wide_bytes(15));
     switch (type) {
-    case GS_TYPE_Q4_0: return two_nibbles(a + 2, b + 2);
-    case GS_TYPE_Q4_1: return two_nibbles(a + 4, b + 4);
-    case GS_TYPE_Q5_0:
-        fifth = gs_load_u32(a + 2) | (uint64_t)gs_load_u32(b + 2) << 32;
-        return _mm512_or_si512(two_nibbles(a + 6, b + 6), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
-    case GS_TYPE_Q5_1:
-        fifth = gs_load_u32(a + 4) | (uint64_t)gs_load_u32(b + 4) << 32;
-        return _mm512_or_si512(two_nibbles(a + 8, b + 8), _mm512_maskz_mov_epi8(fifth, wide_bytes(16)));
-    case GS_TYPE_Q8_0: return _mm512_xor_si512(two(a + 2, b + 2), wide_bytes(128));
-    case GS_TYPE_IQ4_NL: return wide_levels(two_nibbles(a + 2, b + 2), gs_iq4_levels, 128);
-    default: return wide_levels(two_nibbles(a + 1, b + 1), gs_mxfp4_levels, 12);
+    case GS_TYPE_Q5_0: case GS_TYPE_Q5_1:
+        *low = _mm512_or_si512(*low, _mm512_maskz_mov_epi8(bits_of_four(block, fifths), wide_bytes(16)));
+        *high = _mm512_or_si512(*high, _mm512_maskz_mov_epi8(bits_of_four(block, fifths + 2), wide_bytes(16)));
+        return;
+    case GS_TYPE_IQ4_NL:
+        *low = wide_levels(*low, gs_iq4_levels, 128);
+        *high = wide_levels(*high, gs_iq4_levels, 128);
+        return;
+    case GS_TYPE_MXFP4:
+        *low = wide_levels(*low, gs_mxfp4_levels, 12);
+        *high = wide_levels(*high, gs_mxfp4_levels, 12);
+        return;
     }
 }
 
-/* The levels of steps j and j + 1 of the eight that begin at p. */
+/* The levels of steps j and j + 1 of the eight that begin at p, of other types. */
 INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
     __m512i v;
     switch (type) {
@@ -287,7 +305,7 @@ INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
         return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
                                                          : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
     case GS_TYPE_IQ4_XS: return wide_levels(two_nibbles(p + 8 + 16 * j, p + 24 + 16 * j), gs_iq4_levels, 128);
-    default: return lanes_of_blocks(type, p + j * bytes_of(type), p + (j + 1) * bytes_of(type));
+    default: return _mm512_xor_si512(two(p + j * 34 + 2, p + (j + 1) * 34 + 2), wide_bytes(128));
     }
 }
 #endif

@@ -18,9 +18,21 @@ INLINE __m256 eight_floats(const uint8_t *p, const int size) {
 #undef WORD
 }
 
-/* The scales of eight blocks of MXFP4. */
-INLINE __m256 eight_powers(const uint8_t *p) {
-    return powers(_mm256_setr_epi32(p[0], p[17], p[34], p[51], p[68], p[85], p[102], p[119]));
+/* The scales of n blocks of MXFP4, at most 8, then normal numbers. */
+INLINE __m256 eight_powers(const uint8_t *p, const int n) {
+#define BYTE(j) (j < n ? p[17 * (j)] : 2)
+    return powers(_mm256_setr_epi32(BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(5), BYTE(6), BYTE(7)));
+#undef BYTE
+}
+
+/* Whether kernels take strips in halves (GS_STRIPS_HALVED). */
+INLINE int has_halved_strips(const int type) {
+#if WIDE
+    return has_halves_of_bytes(type);
+#else
+    (void)type;
+    return 0;
+#endif
 }
 
 #if WIDE
@@ -42,14 +54,9 @@ INLINE int subtracts_minima(const int type) {
     return units_of(type) == 8 && has_min(type);
 }
 
-/* Whether scale_words finds a type's scales. */
-INLINE int has_scale_words(const int type) {
-    return units_of(type) == 1 && type != GS_TYPE_MXFP4 && type != GS_TYPE_Q8_0;
-}
-
 /* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
  * sums are multiplied: the minima of types that have them, without their minus where subtracts_minima(type); else the
- * scales.  Of a type with has_scale_words(type), only the first n steps are read; scales and minima of others are 0. */
+ * scales.  With has_halved_strips(type), only the first n steps are read; the other scales and minima are finite. */
 INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512 *times) {
     __m512 s;
     __m128i v;
@@ -58,7 +65,7 @@ INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512
         s = _mm512_cvtph_ps(scale_words(type, p, n));
         *times = has_min(type) ? upper_half(s) : s;
         return s;
-    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p));
+    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p, n));
     case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
         s = six_bit_scales(p);
         *times = upper_half(s);
@@ -76,25 +83,11 @@ INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512
     }
 }
 
-/* Adds the products of the first n of eight steps.  The strips' scales of the other steps are 0. */
-INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      const int n, vec acc[][2], __m256 low[]) {
-    const int size = bytes_of(type);
-    __m512 times, s = strip_scales(type, p, n, &times), scaled[GS_FEW_Q];
-    UNROLL for (int c = 0; c < N; c++) {
-        const gs_strip *strip = y[c] + at;
-        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
-            : _mm512_castps256_ps512(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
-        UNROLL for (int h = 0; h < halves_of(type); h++) {
-            __m256 t = _mm512_castps512_ps256(h ? upper_half(times) : times), sum = _mm256_loadu_ps(strip->sum + 8 * h);
-            low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(t, sum, low[c]) : _mm256_fmadd_ps(t, sum, low[c]);
-        }
-    }
+/* Adds the products of eight steps to acc[column]; `scaled`: products of the weights' scales and those of a strip. */
+INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const __m512 *scaled, vec acc[][2]) {
     UNROLL for (int j = 0; j < 8; j += 2) {
-        if (j >= n)
-            break;
-        const uint8_t *a = p + j * size, *b = j + 1 < n ? a + size : a;
-        __m512i v = units_of(type) == 8 ? lanes_of_two(type, p, j) : lanes_of_blocks(type, a, b);
+        __m512i v = lanes_of_two(type, p, j);
         __m512i place = halves_of(type) == 2
             ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
                                 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
@@ -105,6 +98,48 @@ INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_st
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
         }
     }
+}
+
+/* The same for strips in halves: 128 elements are scaled together, not 64.  Of the eight steps the row has n; the
+ * strips' scales of the others are 0. */
+INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                       const int n, const __m512 *scaled, vec acc[][2]) {
+    UNROLL for (int j = 0; j < 8; j += 4) {
+        if (j >= n)
+            break;
+        const uint8_t *block[4];
+        __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
+                                                     j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
+        UNROLL for (int i = 0; i < 4; i++)
+            block[i] = p + (j + i < n ? j + i : n - 1) * bytes_of(type);
+        lanes_of_four(type, block, &low, &high);
+        UNROLL for (int c = 0; c < N; c++) {
+            const int8_t *q = y[c][at].q + 32 * j;
+            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(q));
+            dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(q + 64));
+            acc[c][j / 4] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]),
+                                            acc[c][j / 4]);
+        }
+    }
+}
+
+/* Adds the products of the first n of eight steps, all if the type's strips are whole. */
+INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const int n, vec acc[][2], __m256 low[]) {
+    __m512 times, s = strip_scales(type, p, n, &times), scaled[GS_FEW_Q];
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
+            : _mm512_castps256_ps512(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
+        UNROLL for (int h = 0; h < halves_of(type); h++) {
+            __m256 t = _mm512_castps512_ps256(h ? upper_half(times) : times), sum = _mm256_loadu_ps(strip->sum + 8 * h);
+            low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(t, sum, low[c]) : _mm256_fmadd_ps(t, sum, low[c]);
+        }
+    }
+    if (has_halved_strips(type))
+        add_halved(type, N, p, y, at, n, scaled, acc);
+    else
+        add_whole(type, N, p, y, at, scaled, acc);
 }
 
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
@@ -121,7 +156,7 @@ INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
         return;
     }
     if (type == GS_TYPE_MXFP4) {
-        _mm256_storeu_ps(s, eight_powers(p));
+        _mm256_storeu_ps(s, eight_powers(p, 8));
         return;
     }
     _mm256_storeu_ps(s, eight_floats(p, size));
@@ -181,7 +216,7 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
 INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
                     vec acc[][2], __m256 low[], __m256 rest[], float sum[]) {
 #if WIDE
-    if (has_scale_words(type)) {
+    if (has_halved_strips(type)) {
         add_steps(type, N, p, y, at, n, acc, low);
         return;
     }
