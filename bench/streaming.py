@@ -6,8 +6,8 @@
 Each engine runs in a process of its own, in a control group for memory with the limit, where root can make one; without
 groups llama.cpp is left out.  Each has a copy of the file, so that no pages are in memory on another's account.  A
 limit counts all that a process holds.  The bound is what no schedule can beat: the greater of a token's time with
-everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, which is
-measured between the tokens.  The engines and the disk take turns; medians of tokens, prompts and readings count.
+everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, to memory of
+the window's size, which is measured between the tokens.  The engines and the disk take turns; medians of tokens, prompts and readings count.
 FOLDER, which must be on a real disk, gets three files of about 43 MiB a layer.
 """
 
@@ -38,7 +38,7 @@ from ggml_sched.planning.tables import markdown
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {"n_vocab": 8192, "n_embd": 1024, "n_head": 16, "n_head_kv": 4, "n_ff": 2816}
-CHUNK = 8 << 20
+CHUNK = 4 << 20
 HUGE = 2 << 20
 MIB = 1 << 20
 PROMPT = 512
@@ -100,26 +100,31 @@ class Worker:
         return self.process.wait()
 
 
-def reading(path: Path, nbytes: int, together: int = 1) -> float:
-    """Seconds to read as many bytes of a file, in order and past the page cache, so many reads together, to memory of
-    huge pages: reads to small ones can take three times as long."""
+def reading(path: Path, nbytes: int, together: int, window: int) -> float:
+    """Seconds to read as many bytes of a file, in order and past the page cache, so many reads together, to `window`
+    bytes of memory, over and over.
+
+    The memory has huge pages: reads to small ones can take three times as long.  It is as large as the window of the
+    model, because reads to memory that fits into a cache of the processor are faster by a third.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    memory = mmap.mmap(-1, together * CHUNK + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    n = max(together, window // CHUNK)
+    memory = mmap.mmap(-1, n * CHUNK + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.uint8)
         first = -whole.ctypes.data % HUGE
-        chunks = whole[first : first + together * CHUNK].reshape(together, CHUNK)
+        chunks = whole[first : first + n * CHUNK].reshape(n, CHUNK)
         chunks[:] = 0
         places = iter(range(0, nbytes, CHUNK))
 
-        def read(chunk: np.ndarray) -> None:
+        def read(_: int) -> None:
             for place in places:
-                os.preadv(fd, [chunk.data], place)
+                os.preadv(fd, [chunks[place // CHUNK % n].data], place)
 
         with ThreadPoolExecutor(together) as pool:
             start = time.perf_counter()
-            list(pool.map(read, chunks))
+            list(pool.map(read, range(together)))
         return (time.perf_counter() - start) * nbytes / (-(-nbytes // CHUNK) * CHUNK)
     finally:
         os.close(fd)
@@ -137,7 +142,7 @@ class Case:
 
     def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, mapped: Path, part: float) -> None:
         self.part, self.limit = part, int(path.stat().st_size * part)
-        self.missing = 0
+        self.missing = self.window = 0
         self.readings: dict[int, list[float]] = {1: [], 2: []}
         groups = [stack.enter_context(memory_group(self.limit)) for _ in range(2)]
         self.refused, self.ours = "", None
@@ -148,7 +153,8 @@ class Case:
             stack.callback(self.ours.close)
             figures = self.ours.ask("figures")
             if figures["fetched"]:
-                self.missing = figures["weights"] - figures["room"] + figures["window"]
+                self.window = figures["window"]
+                self.missing = figures["weights"] - figures["room"] + self.window
         except Refused as error:
             self.refused = str(error)
         if groups[1] is not None and not args.alone:
@@ -181,7 +187,7 @@ def measured(args: argparse.Namespace, path: Path, mapped: Path, part: float,
         for _ in range(args.rounds):
             for _ in range(args.tokens if case.missing else 0):
                 for together, seconds in case.readings.items():
-                    seconds.append(reading(path, case.missing, together))
+                    seconds.append(reading(path, case.missing, together, case.window))
             for worker in (free, *case.workers()):
                 worker.measure("decode", args.tokens)
             for worker in (free, *case.workers()):

@@ -59,7 +59,7 @@ def test_reading_together_reads_as_many_bytes(tmp_path, monkeypatch):
     for together in (1, 2):
         read.clear()
         try:
-            assert streaming.reading(path, 3 * streaming.CHUNK + 1, together) > 0
+            assert streaming.reading(path, 3 * streaming.CHUNK + 1, together, 2 * streaming.CHUNK) > 0
         except OSError:
             pytest.skip("no direct reads here")
         assert sorted(read) == [k * streaming.CHUNK for k in range(4)]
