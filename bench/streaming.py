@@ -3,11 +3,12 @@
     python bench/streaming.py [--parts 0.25 0.5 0.75] [--engine cpu|ggml] [--layers N] [--tokens N] [--rounds N]
                               [--folder FOLDER]
 
-Each engine runs in a process of its own, in a control group for memory with the limit, where root can make one; without
-groups llama.cpp is left out.  Each has a copy of the file, so that no pages are in memory on another's account.  A
-limit counts all that a process holds.  The bound is what no schedule can beat: the greater of a token's time with
-everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, to memory of
-the window's size, which is measured between the tokens.  The engines and the disk take turns; medians of tokens, prompts and readings count.
+Each engine runs in a process of its own, in a control group for memory with the limit, where root can make one;
+without groups llama.cpp is left out.  Each has a copy of the file, so that no pages are in memory on another's
+account.  A limit counts all that a process holds.  The bound is what no schedule can beat: the greater of a token's
+time with everything in memory and the time to read what the limit leaves no room for, W - M bytes and the window, to
+memory of the window's size, which is measured between the tokens.  The engines and the disk take turns; medians of
+tokens, prompts and readings count.
 FOLDER, which must be on a real disk, gets three files of about 43 MiB a layer.
 """
 
