@@ -17,8 +17,8 @@
 #include "ggml_sched/clock.h"
 
 #define MAX_THREADS 1024
-/* Nanoseconds that an idle thread polls before it sleeps.  With 200,000 tokens were as fast on an idle machine, but half
- * as fast beside a busy process, which then has the processor when the thread has work. */
+/* Nanoseconds that an idle thread polls before it sleeps.  With 200,000 tokens were as fast on an idle machine, but
+ * half as fast beside a busy process, which then has the processor when the thread has work. */
 #define SPIN_NS 40000
 #define POLLS 32                /* how often it polls between two readings of the clock   */
 #define STACK_BYTES (512 << 10)
