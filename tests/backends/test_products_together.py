@@ -34,6 +34,13 @@ class Products:
         """x times weights of its own."""
         return self.ctx.mul_mat(self.leaf(type, x.ne[0], M), x)
 
+    def n_calls(self, nodes: Sequence[gs.Tensor]) -> int:
+        """`n_calls` of nodes whose tensors all have memory of their own."""
+        with gs.CpuBackend(1) as backend:
+            place(self.ctx, backend)
+            set_values(self.values)
+            return n_calls(nodes)
+
 
 def calls_of(nodes: Sequence[gs.Tensor]) -> CallList:
     calls = CallList("CPU", nodes, lambda buffer: buffer.memory, WorkMemory("CPU"))
@@ -67,10 +74,7 @@ def test_query_key_and_value_are_one_conversion_and_one_call(isa):
         q = p.times(p.x)
         turned = p.ctx.rope(p.ctx.reshape_3d(q, 32, 3, columns), positions, 32)
         v, k = p.times(p.x), p.times(p.x)
-        with gs.CpuBackend(1) as backend:
-            place(p.ctx, backend)
-            set_values(p.values)
-            assert n_calls([q, turned, v, k]) == 2 + 2      # rope has a call for its table
+        assert p.n_calls([q, turned, v, k]) == 2 + 2      # rope has a call for its table
 
 
 @pytest.mark.parametrize(("first", "second", "calls"), [
@@ -80,29 +84,20 @@ def test_types_share_columns_that_are_converted_alike(isa, first, second, calls)
     for columns in (1, 9):
         p = Products(columns)
         nodes = [p.times(p.x, first), p.times(p.x, second)]
-        with gs.CpuBackend(1) as backend:
-            place(p.ctx, backend)
-            set_values(p.values)
-            assert n_calls(nodes) == calls
+        assert p.n_calls(nodes) == calls
 
 
 def test_minima_keep_columns_apart_where_no_type_has_an_offset(isa):
     """AVX2 multiplies q8_0 without an offset, as it does all types with minima."""
     p = Products()
     nodes = [p.times(p.x, type) for type in ("q8_0", "q4_1")]
-    with gs.CpuBackend(1) as backend:
-        place(p.ctx, backend)
-        set_values(p.values)
-        assert n_calls(nodes) == 4
+    assert p.n_calls(nodes) == 4
 
 
 def test_offsets_keep_columns_apart_where_kernels_multiply_unsigned_bytes(isa):
     p = Products()
     nodes = [p.times(p.x, type) for type in ("q4_0", "q5_0")]
-    with gs.CpuBackend(1) as backend:
-        place(p.ctx, backend)
-        set_values(p.values)
-        assert n_calls(nodes) == (4 if isa.startswith("avx") else 2)
+    assert p.n_calls(nodes) == (4 if isa.startswith("avx") else 2)
 
 
 @pytest.mark.parametrize("type", ["f32", "q4_0"])
@@ -111,10 +106,7 @@ def test_matrices_that_several_share_group_columns_otherwise(isa, type):
         p = Products()
         x = p.leaf("f32", K, 3, *ne)
         nodes = [p.ctx.mul_mat(p.leaf(type, K, M, *own), x) for own in (ne, (1, 1))]
-        with gs.CpuBackend(1) as backend:
-            place(p.ctx, backend)
-            set_values(p.values)
-            assert n_calls(nodes) == 4
+        assert p.n_calls(nodes) == 4
 
 
 def test_types_whose_kernels_order_elements_differently_share_nothing(isa):
@@ -122,10 +114,7 @@ def test_types_whose_kernels_order_elements_differently_share_nothing(isa):
     for columns in (1, 9):
         p = Products(columns)
         nodes = [p.times(p.x, "q4_1"), p.times(p.x, "q4_K")]
-        with gs.CpuBackend(1) as backend:
-            place(p.ctx, backend)
-            set_values(p.values)
-            assert n_calls(nodes) == (4 if isa == "avx512" else 2)
+        assert p.n_calls(nodes) == (4 if isa == "avx512" else 2)
 
 
 def test_other_activations_have_a_conversion_of_their_own():
@@ -286,11 +275,8 @@ def test_experts_are_sorted_once_for_the_same_ids(isa, n_tokens):
     nodes = [experts(p, ids), experts(p, ids), experts(p, others)]
     p.values[ids] = RNG.integers(0, 5, (n_tokens, 2)).astype(np.int32)
     p.values[others] = RNG.integers(0, 5, (n_tokens, 2)).astype(np.int32)
-    with gs.CpuBackend(1) as backend:
-        place(p.ctx, backend)
-        set_values(p.values)
-        assert n_calls(nodes[:2]) == 3
-        assert n_calls(nodes) == 6
+    assert p.n_calls(nodes[:2]) == 3
+    assert p.n_calls(nodes) == 6
 
 
 def test_ids_are_checked_for_each_number_of_experts():
@@ -313,10 +299,7 @@ def test_products_of_all_experts_and_of_chosen_ones_share_no_columns():
     p.values[ids] = np.int32([[1], [0]])
     for nodes in ([p.ctx.mul_mat(weights, x), p.ctx.mul_mat_id(weights, x, ids)],
                   [p.ctx.mul_mat_id(weights, x, ids), p.ctx.mul_mat(weights, x)]):
-        with gs.CpuBackend(1) as backend:
-            place(p.ctx, backend)
-            set_values(p.values)
-            assert n_calls(nodes) == 2 + 3
+        assert p.n_calls(nodes) == 2 + 3
 
 
 def test_experts_are_sorted_again_where_a_node_writes_the_ids():
@@ -325,10 +308,7 @@ def test_experts_are_sorted_again_where_a_node_writes_the_ids():
     nodes = [experts(p, ids), p.ctx.cpy(source, ids), experts(p, ids)]
     p.values[ids] = np.zeros((4, 2), np.int32)
     p.values[source] = RNG.integers(0, 5, (4, 2)).astype(np.int32)
-    with gs.CpuBackend(1) as backend:
-        place(p.ctx, backend)
-        set_values(p.values)
-        assert n_calls(nodes) == 3 + 1 + 3
+    assert p.n_calls(nodes) == 3 + 1 + 3
 
 
 def test_a_wrong_id_of_experts_that_share_a_call_leaves_the_results(ctx):
