@@ -26,15 +26,7 @@ from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
 from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
-from ggml_sched.placement.residency import (
-    Choice,
-    Use,
-    choose,
-    chosen,
-    least_choice,
-    most_whole_reads,
-    reads_of,
-)
+from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice, most_whole_reads, reads_of
 from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:

@@ -250,18 +250,13 @@ INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
 }
 
-/* Whether a type has 4 bits of an element and of the 16th after it in one byte: the levels of four blocks are decoded
- * together, those of the first 16 elements of each block and those of the others. */
-INLINE int has_halves_of_bytes(const int type) {
-    return units_of(type) == 1 && type != GS_TYPE_Q8_0;
-}
-
 /* The 16 bits at `from` of each block, those of the first block lowest. */
 INLINE __mmask64 bits_of_four(const uint8_t *const *block, const int from) {
     return gs_load_u16(block[0] + from) | (uint64_t)gs_load_u16(block[1] + from) << 16
            | (uint64_t)gs_load_u16(block[2] + from) << 32 | (uint64_t)gs_load_u16(block[3] + from) << 48;
 }
 
+/* The levels of four blocks of a type with halved strips: of the first 16 elements of each block, and of the others. */
 INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *low, __m512i *high) {
     const int from = bytes_of(type) - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
     __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(block[0] + from)));

@@ -25,14 +25,10 @@ INLINE __m256 eight_powers(const uint8_t *p, const int n) {
 #undef BYTE
 }
 
-/* Whether kernels take strips in halves (GS_STRIPS_HALVED). */
+/* Whether kernels take strips in halves (GS_STRIPS_HALVED): where a byte has 4 bits of an element and of the 16th after
+ * it. */
 INLINE int has_halved_strips(const int type) {
-#if WIDE
-    return has_halves_of_bytes(type);
-#else
-    (void)type;
-    return 0;
-#endif
+    return WIDE && units_of(type) == 1 && type != GS_TYPE_Q8_0;
 }
 
 #if WIDE
