@@ -261,20 +261,14 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
 }
 
-static int same_tensor(const gs_node *a, const gs_node *b) {
-    return a->data == b->data && a->layout.type == b->layout.type
-           && memcmp(a->layout.ne, b->layout.ne, sizeof(a->layout.ne)) == 0
-           && memcmp(a->layout.nb, b->layout.nb, sizeof(a->layout.nb)) == 0;
-}
-
 /* Whether the calls `choose` and `prepare` leave the same bytes for both products.  For strips these depend on the
  * offset, the minima and the scales of the weights' type, and on the order of elements. */
 static int same_columns(const gs_product *x, const gs_product *y) {
     const gs_node *const *a = x->node->src, *const *b = y->node->src;
     if (x->node->op != y->node->op || a[0]->layout.ne[2] != b[0]->layout.ne[2]
-        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !same_tensor(a[1], b[1]) || x->strips != y->strips)
+        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]) || x->strips != y->strips)
         return 0;
-    if (gs_is_id(x) && !same_tensor(a[2], b[2]))
+    if (gs_is_id(x) && !gs_same_elements(a[2], b[2]))
         return 0;
     if (x->kind == NULL || y->kind == NULL)
         return x->kind == y->kind;
@@ -286,17 +280,17 @@ int gs_columns_depend_on(const gs_product *of, const gs_node *node) {
     return gs_overlap(node, of->node->src[1]) || (gs_is_id(of) && gs_overlap(node, of->node->src[2]));
 }
 
+/* Whether a node has a source that overlaps the result of another one. */
+static int reads(const gs_node *node, const gs_node *other) {
+    for (int i = 0; i < node->n_src; i++)
+        if (node->src[i] != NULL && gs_overlap(other, node->src[i]))
+            return 1;
+    return 0;
+}
+
 /* Whether two nodes can be computed in any order, or at the same time. */
 static int independent(const gs_node *a, const gs_node *b) {
-    if (gs_overlap(a, b))
-        return 0;
-    for (int i = 0; i < a->n_src; i++)
-        if (a->src[i] != NULL && gs_overlap(b, a->src[i]))
-            return 0;
-    for (int i = 0; i < b->n_src; i++)
-        if (b->src[i] != NULL && gs_overlap(a, b->src[i]))
-            return 0;
-    return 1;
+    return !gs_overlap(a, b) && !reads(a, b) && !reads(b, a);
 }
 
 /* Whether a node can be computed by call number `first` of the list, before all calls that follow it. */

@@ -85,15 +85,20 @@ static inline int gs_overlap(const gs_node *a, const gs_node *b) {
     return x < y + b->layout.nbytes && y < x + a->layout.nbytes;
 }
 
+/* Whether two tensors are the same elements in memory: address, type, extents and strides. */
+static inline int gs_same_elements(const gs_node *a, const gs_node *b) {
+    return a->data == b->data && a->layout.type == b->layout.type
+           && memcmp(a->layout.ne, b->layout.ne, sizeof(a->layout.ne)) == 0
+           && memcmp(a->layout.nb, b->layout.nb, sizeof(a->layout.nb)) == 0;
+}
+
 /* Whether writing the result of a node may change elements of source k that are still to be read.  `inplace`: bit i is
  * set if source i may have the result's memory and layout. */
 static inline int gs_clashes(const gs_node *n, int k, int inplace) {
     const gs_node *s = n->src[k];
     if (s == NULL || gs_is_destination(n, k) || !gs_overlap(n, s))
         return 0;
-    return !(inplace >> k & 1) || s->data != n->data || s->layout.type != n->layout.type
-           || memcmp(s->layout.ne, n->layout.ne, sizeof(s->layout.ne)) != 0
-           || memcmp(s->layout.nb, n->layout.nb, sizeof(s->layout.nb)) != 0;
+    return !(inplace >> k & 1) || !gs_same_elements(s, n);
 }
 
 static inline int gs_is_one_of(int type, uint64_t types) { return (types >> type & 1) != 0; }
