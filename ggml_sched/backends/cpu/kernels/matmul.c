@@ -78,12 +78,9 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
         if (j == 0)
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
-        if (of->strips == GS_STRIPS_HALVED) {
-            memcpy(strip->q + 128 * (j / 4) + 16 * (j % 4), cell.q, 16);
-            memcpy(strip->q + 128 * (j / 4) + 16 * (j % 4) + 64, cell.q + 16, 16);
-        } else {
-            memcpy(strip->q + GS_STEP_Q * j, cell.q, sizeof(cell.q));
-        }
+        int8_t *q = strip->q + GS_STEP_Q * (j - j % of->strips) + 16 * (j % of->strips);
+        memcpy(q, cell.q, 16);
+        memcpy(q + 16 * of->strips, cell.q + 16, 16);
         float times = is_offset ? (float)-offset : 1.0f;
         if (per_step == 1) {
             strip->d[j] = cell.d;
@@ -101,7 +98,7 @@ static void prepare_column(const gs_product *of, const char *shared, int64_t gro
     const gs_layout *b = &of->node->src[1]->layout;
     const char *from = gs_column_at(of, shared, group, column, 1);
     int64_t tile = column / of->tile, columns = gs_columns_of(of, shared, group);
-    if (of->strips != GS_STRIPS_NONE && columns <= of->few) {
+    if (of->strips > 0 && columns <= of->few) {
         prepare_strips(of, from, gs_strips_of(of, shared, group, column));
         return;
     }
@@ -330,13 +327,13 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
     of->few = of->kind != NULL ? of->kernels->few_q : GS_FEW_F;
-    of->strips = of->kind != NULL ? of->kernels->strips(of->kind) : GS_STRIPS_NONE;
+    of->strips = of->kind != NULL ? of->kernels->strips(of->kind) : 0;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
-    if (of->strips != GS_STRIPS_NONE) {
+    if (of->strips > 0) {
         int64_t strips = pieces(of->steps, GS_STRIP_STEPS) * (int64_t)sizeof(gs_strip);
         of->column_bytes = clamped(of->column_bytes, strips, INT64_MAX);
     }

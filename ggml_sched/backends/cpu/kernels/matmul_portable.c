@@ -16,7 +16,7 @@
 
 static int32_t no_strips(const gs_block_kind *kind) {
     (void)kind;
-    return GS_STRIPS_NONE;
+    return 0;
 }
 
 static int32_t no_offset(const gs_block_kind *kind) {

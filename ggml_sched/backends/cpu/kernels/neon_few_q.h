@@ -2,10 +2,10 @@
  *
  * Included by matmul_neon.h.
  */
-/* Whether kernels take strips in halves (GS_STRIPS_HALVED). */
-INLINE int has_halved_strips(const int type) {
+/* Of how many steps of a strip the first halves lie together (gs_strip). */
+INLINE int order_of(const int type) {
     (void)type;
-    return 0;
+    return 1;
 }
 
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */

@@ -46,15 +46,9 @@ typedef struct gs_cell_q {
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
- * the weights' scales.  Steps beyond k are zeros. */
+ * the weights' scales.  Steps beyond k are zeros.  The order of q is of n steps the first 16 elements each, then the
+ * others, and so for the next n steps; n is `strips` of the product, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
-
-/* The order of a strip's q, or that kernels take no strips. */
-enum {
-    GS_STRIPS_NONE,
-    GS_STRIPS_WHOLE,            /* step by step */
-    GS_STRIPS_HALVED            /* of four steps the first 16 elements each, then the others; so for four more steps */
-};
 
 typedef struct gs_strip {
     int8_t q[32 * GS_STRIP_STEPS];
@@ -68,7 +62,7 @@ typedef struct gs_product gs_product;
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
     int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_FEW_Q */
-    int32_t (*strips)(const gs_block_kind *kind);   /* GS_STRIPS_*: what `few` takes for quantised weights */
+    int32_t (*strips)(const gs_block_kind *kind);   /* the order of strips that `few` takes; 0: it takes none */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
@@ -88,7 +82,7 @@ struct gs_product {
     const gs_block_kind *kind;  /* of the weights; NULL: f32, f16, bf16 */
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
-    int32_t strips;             /* GS_STRIPS_*, for a group of few columns               */
+    int32_t strips;             /* the order of strips, for a group of few columns; 0: none */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */
     int64_t tile;               /* columns of a tile                                     */

@@ -21,7 +21,7 @@ static int32_t offset_of(const gs_block_kind *kind) {
 }
 
 static int32_t strips_of(const gs_block_kind *kind) {
-    return has_halved_strips(kind->type) ? GS_STRIPS_HALVED : GS_STRIPS_WHOLE;
+    return order_of(kind->type);
 }
 
 #include "few_q.h"

@@ -11,11 +11,13 @@ INLINE __m256 powers(__m256i e) {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
-/* The f16 numbers at p, p + size, and so on. */
+/* The scales (f16) with which eight blocks begin.  Blends, unlike inserts, need no unit that shuffles. */
 INLINE __m256 eight_floats(const uint8_t *p, const int size) {
-#define WORD(j) (short)gs_load_u16(p + (j) * size)
-    return _mm256_cvtph_ps(_mm_setr_epi16(WORD(0), WORD(1), WORD(2), WORD(3), WORD(4), WORD(5), WORD(6), WORD(7)));
-#undef WORD
+    __m128i words = _mm_loadu_si128((const __m128i *)p);
+#define ADD(j) words = _mm_blend_epi16(words, _mm_loadu_si128((const __m128i *)(p + (j) * (size - 2))), 1 << (j))
+    ADD(1), ADD(2), ADD(3), ADD(4), ADD(5), ADD(6), ADD(7);
+#undef ADD
+    return _mm256_cvtph_ps(words);
 }
 
 /* The scales of n blocks of MXFP4, at most 8, then normal numbers. */
@@ -25,24 +27,15 @@ INLINE __m256 eight_powers(const uint8_t *p, const int n) {
 #undef BYTE
 }
 
-/* Whether kernels take strips in halves (GS_STRIPS_HALVED): where a byte has 4 bits of an element and of the 16th after
- * it. */
+/* Of how many steps of a strip the first halves lie together (gs_strip), where a vector has bytes of as many blocks. */
+INLINE int order_of(const int type) {
+    if (WIDE)
+        return units_of(type) == 1 && type != GS_TYPE_Q8_0 ? 4 : 1;
+    return halves_of(type) == 1 && !is_signed(type) ? 2 : 1;
+}
+
 INLINE int has_halved_strips(const int type) {
-    return WIDE && units_of(type) == 1 && type != GS_TYPE_Q8_0;
-}
-
-#if WIDE
-INLINE __m512 widened(__m256 v) {
-    return _mm512_castps256_ps512(v);
-}
-
-INLINE __m512 upper_half(__m512 v) {
-    return widened(_mm512_extractf32x8_ps(v, 1));
-}
-
-/* 16 signed bytes, times the f16 value at p. */
-INLINE __m512 scaled_bytes(__m128i v, const uint8_t *p) {
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v)), _mm512_set1_ps(half(p)));
+    return order_of(type) > 1;
 }
 
 /* Whether `times` of strip_scales lacks the minus of the minima. */
@@ -50,147 +43,24 @@ INLINE int subtracts_minima(const int type) {
     return units_of(type) == 8 && has_min(type);
 }
 
-/* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
- * sums are multiplied: the minima of types that have them, without their minus where subtracts_minima(type); else the
- * scales.  With has_halved_strips(type), only the first n steps are read; the other scales and minima are finite. */
-INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512 *times) {
-    __m512 s;
-    __m128i v;
-    switch (type) {
-    case GS_TYPE_Q4_0: case GS_TYPE_Q4_1: case GS_TYPE_Q5_0: case GS_TYPE_Q5_1: case GS_TYPE_IQ4_NL:
-        s = _mm512_cvtph_ps(scale_words(type, p, n));
-        *times = has_min(type) ? upper_half(s) : s;
-        return s;
-    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p, n));
-    case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
-        s = six_bit_scales(p);
-        *times = upper_half(s);
-        return s;
-    case GS_TYPE_Q2_K:
-        v = _mm_loadu_si128((const __m128i *)p);
-        *times = scaled_bytes(_mm_and_si128(_mm_srli_epi16(v, 4), _mm_set1_epi8(15)), p + 82);
-        return scaled_bytes(_mm_and_si128(v, _mm_set1_epi8(15)), p + 80);
-    case GS_TYPE_Q3_K: return *times = scaled_bytes(factors_of_q3_k(p), p + 108);
-    case GS_TYPE_Q6_K:
-        v = _mm_loadu_si128((const __m128i *)(p + 192));
-        return *times = scaled_bytes(v, p + 208);
-    case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p));
-    default: return *times = widened(eight_floats(p, 34));
-    }
-}
-
-/* Adds the products of eight steps to acc[column]; `scaled`: products of the weights' scales and those of a strip. */
-INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      const __m512 *scaled, vec acc[][2]) {
-    UNROLL for (int j = 0; j < 8; j += 2) {
-        __m512i v = lanes_of_two(type, p, j);
-        __m512i place = halves_of(type) == 2
-            ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
-                                2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
-            : _mm512_setr_epi32(j, j, j, j, j, j, j, j, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1);
-        UNROLL for (int c = 0; c < N; c++) {
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(y[c][at].q + 32 * j));
-            vec *sum = &acc[c][j / 2 % 2];
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
-        }
-    }
-}
-
-/* The same for strips in halves: 128 elements are scaled together, not 64.  Of the eight steps the row has n; the
- * strips' scales of the others are 0. */
-INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                       const int n, const __m512 *scaled, vec acc[][2]) {
-    UNROLL for (int j = 0; j < 8; j += 4) {
-        if (j >= n)
-            break;
-        const uint8_t *block[4];
-        __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
-                                                     j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
-        UNROLL for (int i = 0; i < 4; i++)
-            block[i] = p + (j + i < n ? j + i : n - 1) * bytes_of(type);
-        lanes_of_four(type, block, &low, &high);
-        UNROLL for (int c = 0; c < N; c++) {
-            const int8_t *q = y[c][at].q + 32 * j;
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(q));
-            dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(q + 64));
-            acc[c][j / 4] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]),
-                                            acc[c][j / 4]);
-        }
-    }
-}
-
-/* Adds the products of the first n of eight steps, all if the type's strips are whole. */
-INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      const int n, vec acc[][2], __m256 low[]) {
-    __m512 times, s = strip_scales(type, p, n, &times), scaled[GS_FEW_Q];
-    UNROLL for (int c = 0; c < N; c++) {
-        const gs_strip *strip = y[c] + at;
-        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
-            : _mm512_castps256_ps512(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
-        UNROLL for (int h = 0; h < halves_of(type); h++) {
-            __m256 t = _mm512_castps512_ps256(h ? upper_half(times) : times), sum = _mm256_loadu_ps(strip->sum + 8 * h);
-            low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(t, sum, low[c]) : _mm256_fmadd_ps(t, sum, low[c]);
-        }
-    }
-    if (has_halved_strips(type))
-        add_halved(type, N, p, y, at, n, scaled, acc);
-    else
-        add_whole(type, N, p, y, at, scaled, acc);
-}
+#if WIDE
+#include "avx512_few_q.h"
+#else
+#include "avx2_few_q.h"
+#endif
 
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
     add_steps(type, N, p, y, at, 8, acc, low);
 }
 
-#else
-/* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
-INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
-    const int size = bytes_of(type);
-    if (units_of(type) == 8) {
-        scales(type, p, s, m);
-        return;
-    }
-    if (type == GS_TYPE_MXFP4) {
-        _mm256_storeu_ps(s, eight_powers(p, 8));
-        return;
-    }
-    _mm256_storeu_ps(s, eight_floats(p, size));
-    if (has_min(type))
-        _mm256_storeu_ps(m, eight_floats(p + 2, size));
+/* The 32 activations of step j of a strip. */
+INLINE __m256i step_of(const int type, const gs_strip *strip, int j) {
+    const int order = order_of(type);
+    const int8_t *q = strip->q + 32 * (j - j % order) + 16 * (j % order);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)q)),
+                                   _mm_loadu_si128((const __m128i *)(q + 16 * order)), 1);
 }
-
-INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      vec acc[][2], __m256 low[]) {
-    float s[16], m[16];
-    eight_scales(type, p, s, m);
-    const float *times = has_min(type) ? m : s;
-    /* A load from memory spreads a scale over a vector without work for the units that shuffle, the busiest ones. */
-    float spread[GS_FEW_Q][8];
-    __m256 scaled[GS_FEW_Q][2];
-    UNROLL for (int c = 0; c < N; c++) {
-        const gs_strip *strip = y[c] + at;
-        UNROLL for (int h = 0; h < halves_of(type); h++) {
-            scaled[c][h] = _mm256_mul_ps(_mm256_loadu_ps(s + 8 * h), _mm256_loadu_ps(strip->d + 8 * h));
-            if (halves_of(type) == 1)
-                _mm256_storeu_ps(spread[c], scaled[c][h]);
-            if (!is_signed(type))
-                low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8 * h), _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
-        }
-    }
-    UNROLL for (int j = 0; j < 8; j++) {
-        __m256i v = lanes(type, units_of(type) == 8 ? p : p + j * bytes_of(type), units_of(type) == 8 ? j : 0);
-        const int first = 2 * j % 8;
-        __m256i place = _mm256_setr_epi32(first, first, first, first, first + 1, first + 1, first + 1, first + 1);
-        UNROLL for (int c = 0; c < N; c++) {
-            __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y[c][at].q + 32 * j));
-            __m256 scale = halves_of(type) == 2 ? _mm256_permutevar8x32_ps(scaled[c][j / 4], place)
-                                                : _mm256_broadcast_ss(spread[c] + j);
-            acc[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[c][j % 2]);
-        }
-    }
-}
-#endif
 
 /* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight
  * steps. */
@@ -201,7 +71,7 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
     __m256i v = lanes(type, p, 0);
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
-        __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(strip->q + 32 * j));
+        __m256i dot = dot4(type, _mm256_setzero_si256(), v, step_of(type, strip, j));
         rest[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[0] * strip->d[j]), rest[c]);
         if (!is_signed(type))
             sum[c] = fmaf(has_min(type) ? m[0] : s[0], strip->sum[j], sum[c]);
@@ -211,12 +81,10 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
 /* n: how many blocks of 32 elements are left, less than a strip. */
 INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
                     vec acc[][2], __m256 low[], __m256 rest[], float sum[]) {
-#if WIDE
-    if (has_halved_strips(type)) {
+    if (has_halved_strips(type) && (WIDE || at > 0)) {
         add_steps(type, N, p, y, at, n, acc, low);
         return;
     }
-#endif
     for (int j = 0; j < n; j++, p += bytes_of(type))
         add_rest(type, N, p, y, at, j, rest, sum);
 }

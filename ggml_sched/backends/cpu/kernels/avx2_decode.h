@@ -1,0 +1,61 @@
+/* avx2_decode.h -- decodes two steps of quantised blocks at once, for strips in halves, and their scales.
+ *
+ * Included by x86_decode.h.
+ */
+/* The eight scales and the eight minima, without their minus, of a Q4_K or Q5_K block. */
+INLINE __m256 six_bit_scales(const uint8_t *p, __m256 *minima) {
+    __m128i v = six_bits(p);
+    __m256 m = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)));
+    *minima = _mm256_mul_ps(m, _mm256_set1_ps(half(p + 2)));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_set1_ps(half(p)));
+}
+
+/* Of the 32 bits at a and at b, those of bytes `from` and from + 1: byte i of the lower half of the result is 16 where
+ * bit i of a's is set, else 0; the upper half is b's. */
+INLINE __m256i fifths_of_two(const uint8_t *a, const uint8_t *b, const int from) {
+    __m256i words = _mm256_inserti128_si256(_mm256_set1_epi32((int)gs_load_u32(a)),
+                                            _mm_set1_epi32((int)gs_load_u32(b)), 1);
+    const long long one = 0x0101010101010101ll * from, next = 0x0101010101010101ll * (from + 1);
+    __m256i spread = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(one, next, one, next));
+    __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201u);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(16));
+}
+
+/* Of 16 bytes, bit j of each in the lower half of the result, bit j + 1 in the upper half, as 16 or 0. */
+INLINE __m256i fifths_of_k(const uint8_t *at, const int j) {
+    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)at));
+    both = j < 4 ? _mm256_sllv_epi64(both, _mm256_setr_epi64x(4 - j, 4 - j, 3 - j, 3 - j))
+                 : _mm256_srlv_epi64(both, _mm256_setr_epi64x(j - 4, j - 4, j - 3, j - 3));
+    return _mm256_and_si256(both, bytes(16));
+}
+
+/* The levels of steps i and j of the eight that begin at p, for a type with halved strips: of the first 16 elements of
+ * both, and of the others.  Where a block has eight steps, j is i + 1. */
+INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const int j, __m256i *first,
+                          __m256i *second) {
+    if (units_of(type) == 8) {
+        const uint8_t *at = p + (type == GS_TYPE_Q5_K ? 48 : 16) + i / 2 * 32;
+        *first = nibbles(at);
+        *second = nibbles(at + 16);
+        if (type == GS_TYPE_Q5_K) {
+            *first = _mm256_or_si256(*first, fifths_of_k(p + 16, i));
+            *second = _mm256_or_si256(*second, fifths_of_k(p + 32, i));
+        }
+        return;
+    }
+    const int size = bytes_of(type), from = size - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
+    const uint8_t *a = p + i * size, *b = p + j * size;
+    __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + from))),
+                                        _mm_loadu_si128((const __m128i *)(b + from)), 1);
+    *first = _mm256_and_si256(v, bytes(15));
+    *second = _mm256_and_si256(right(v, 4), bytes(15));
+    if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
+        *first = _mm256_or_si256(*first, fifths_of_two(a + fifths, b + fifths, 0));
+        *second = _mm256_or_si256(*second, fifths_of_two(a + fifths, b + fifths, 2));
+    } else if (type == GS_TYPE_MXFP4) {
+        __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)gs_mxfp4_levels));
+        levels = _mm256_add_epi8(levels, bytes(12));
+        *first = _mm256_shuffle_epi8(levels, *first);
+        *second = _mm256_shuffle_epi8(levels, *second);
+    }
+}

@@ -1,0 +1,120 @@
+/* avx2_few_q.h -- add_steps (x86_few_q.h) in vectors of 256 bits.
+ *
+ * Included by x86_few_q.h.  The dot product of bytes (maddubs) leaves a sum of two products in each 16-bit lane, and of
+ * levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits, before they are
+ * widened and scaled.
+ */
+/* The scales and minima (f16) with which eight blocks begin. */
+INLINE __m256 scales_and_minima(const uint8_t *p, const int size, __m256 *minima) {
+#define AT(j, place) _mm_loadu_si128((const __m128i *)(p + (j) * size - 4 * (place)))
+#define FOUR(i, j, k, l) _mm256_cvtph_ps(_mm_blend_epi32( \
+        _mm_blend_epi32(AT(i, 0), AT(j, 1), 2), _mm_blend_epi32(AT(k, 2), AT(l, 3), 8), 12))
+    __m256 a = FOUR(0, 1, 4, 5), b = FOUR(2, 3, 6, 7);
+#undef FOUR
+#undef AT
+    *minima = _mm256_shuffle_ps(a, b, 0xdd);
+    return _mm256_shuffle_ps(a, b, 0x88);
+}
+
+/* The eight scales of steps with one scale each; `times`: by what the strip's sums are multiplied. */
+INLINE __m256 strip_scales(const int type, const uint8_t *p, __m256 *times) {
+    switch (type) {
+    case GS_TYPE_Q4_1: case GS_TYPE_Q5_1: return scales_and_minima(p, bytes_of(type), times);
+    case GS_TYPE_Q4_K: case GS_TYPE_Q5_K: return six_bit_scales(p, times);
+    case GS_TYPE_MXFP4: return *times = eight_powers(p, 8);
+    default: return *times = eight_floats(p, bytes_of(type));
+    }
+}
+
+/* The same of n blocks that follow at least 8 - n others; zeros for further steps. */
+INLINE __m256 last_scales(const int type, const uint8_t *p, const int n, __m256 *times) {
+    __m256i place = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 - n));
+    __m256 there = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), place));
+    __m256 s = strip_scales(type, p - (8 - n) * bytes_of(type), times);
+    *times = _mm256_and_ps(_mm256_permutevar8x32_ps(*times, place), there);
+    return _mm256_and_ps(_mm256_permutevar8x32_ps(s, place), there);
+}
+
+/* acc + the sums of 64 products, two in each 16-bit lane, scaled by the scales at these places. */
+INLINE __m256 add_scaled(__m256 acc, __m256i sums, __m256 scales, __m256i place) {
+    __m256i dot = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_permutevar8x32_ps(scales, place), acc);
+}
+
+/* Strips in halves: the first n of eight steps. */
+INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                       const int n, vec acc[][2], __m256 low[]) {
+    __m256 times, s = n < 8 ? last_scales(type, p, n, &times) : strip_scales(type, p, &times), scaled[GS_FEW_Q];
+    UNROLL for (int c = 0; c < N; c++) {
+        __m256 sum = _mm256_loadu_ps(y[c][at].sum);
+        low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(times, sum, low[c]) : _mm256_fmadd_ps(times, sum, low[c]);
+        scaled[c] = _mm256_mul_ps(s, _mm256_loadu_ps(y[c][at].d));
+    }
+    UNROLL for (int j = 0; j < 8; j += 2) {
+        if (j >= n)
+            break;
+        __m256i v, w, place = _mm256_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1);
+        lanes_of_pair(type, p, j, j + 1 < n ? j + 1 : j, &v, &w);
+        UNROLL for (int c = 0; c < N; c++) {
+            const int8_t *q = y[c][at].q + 32 * j;
+            __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(v, load32(q)),
+                                            _mm256_maddubs_epi16(w, load32(q + 32)));
+            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], sums, scaled[c], place);
+        }
+    }
+}
+
+/* Two scales in 32 elements. */
+INLINE void add_of_two_scales(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                              vec acc[][2], __m256 low[]) {
+    float s[16], m[16], *times = has_min(type) ? m : s;
+    __m256 scaled[GS_FEW_Q][2];
+    scales(type, p, s, m);
+    UNROLL for (int c = 0; c < N; c++) {
+        UNROLL for (int h = 0; h < 2; h++) {
+            const gs_strip *strip = y[c] + at;
+            low[c] = _mm256_fmadd_ps(_mm256_loadu_ps(times + 8 * h), _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
+            scaled[c][h] = _mm256_mul_ps(_mm256_loadu_ps(s + 8 * h), _mm256_loadu_ps(strip->d + 8 * h));
+        }
+    }
+    UNROLL for (int j = 0; j < 8; j += 2) {
+        const int i = 2 * j % 8;
+        __m256i v = lanes(type, p, j), w = lanes(type, p, j + 1);
+        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* as hadd leaves sums */
+        UNROLL for (int c = 0; c < N; c++) {
+            const int8_t *q = y[c][at].q + 32 * j;
+            __m256i sums = _mm256_hadd_epi16(_mm256_maddubs_epi16(v, load32(q)),
+                                             _mm256_maddubs_epi16(w, load32(q + 32)));
+            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], sums, scaled[c][j / 4], place);
+        }
+    }
+}
+
+/* Signed levels. */
+INLINE void add_signed(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                       vec acc[][2]) {
+    /* A load from memory spreads a scale over a vector without work for the units that shuffle. */
+    float spread[GS_FEW_Q][8];
+    __m256 s = units_of(type) == 8 ? scales_of_iq4_xs(p) : eight_floats(p, bytes_of(type));
+    UNROLL for (int c = 0; c < N; c++)
+        _mm256_storeu_ps(spread[c], _mm256_mul_ps(s, _mm256_loadu_ps(y[c][at].d)));
+    UNROLL for (int j = 0; j < 8; j++) {
+        __m256i v = lanes(type, units_of(type) == 8 ? p : p + j * bytes_of(type), units_of(type) == 8 ? j : 0);
+        UNROLL for (int c = 0; c < N; c++) {
+            __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y[c][at].q + 32 * j));
+            __m256 scale = _mm256_broadcast_ss(spread[c] + j);
+            acc[c][j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc[c][j % 2]);
+        }
+    }
+}
+
+/* Adds the products of the first n of eight steps, all if the type's strips are whole. */
+INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const int n, vec acc[][2], __m256 low[]) {
+    if (has_halved_strips(type))
+        add_halved(type, N, p, y, at, n, acc, low);
+    else if (halves_of(type) == 2)
+        add_of_two_scales(type, N, p, y, at, acc, low);
+    else
+        add_signed(type, N, p, y, at, acc);
+}

@@ -1,0 +1,104 @@
+/* avx512_few_q.h -- add_steps (x86_few_q.h) in vectors of 512 bits.
+ *
+ * Included by x86_few_q.h.
+ */
+INLINE __m512 widened(__m256 v) {
+    return _mm512_castps256_ps512(v);
+}
+
+INLINE __m512 upper_half(__m512 v) {
+    return widened(_mm512_extractf32x8_ps(v, 1));
+}
+
+/* 16 signed bytes, times the f16 value at p. */
+INLINE __m512 scaled_bytes(__m128i v, const uint8_t *p) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v)), _mm512_set1_ps(half(p)));
+}
+
+/* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
+ * sums are multiplied: the minima of types that have them, without their minus where subtracts_minima(type); else the
+ * scales.  With has_halved_strips(type), only the first n steps are read; the other scales and minima are finite. */
+INLINE __m512 strip_scales(const int type, const uint8_t *p, const int n, __m512 *times) {
+    __m512 s;
+    __m128i v;
+    switch (type) {
+    case GS_TYPE_Q4_0: case GS_TYPE_Q4_1: case GS_TYPE_Q5_0: case GS_TYPE_Q5_1: case GS_TYPE_IQ4_NL:
+        s = _mm512_cvtph_ps(scale_words(type, p, n));
+        *times = has_min(type) ? upper_half(s) : s;
+        return s;
+    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p, n));
+    case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
+        s = six_bit_scales(p);
+        *times = upper_half(s);
+        return s;
+    case GS_TYPE_Q2_K:
+        v = _mm_loadu_si128((const __m128i *)p);
+        *times = scaled_bytes(_mm_and_si128(_mm_srli_epi16(v, 4), _mm_set1_epi8(15)), p + 82);
+        return scaled_bytes(_mm_and_si128(v, _mm_set1_epi8(15)), p + 80);
+    case GS_TYPE_Q3_K: return *times = scaled_bytes(factors_of_q3_k(p), p + 108);
+    case GS_TYPE_Q6_K:
+        v = _mm_loadu_si128((const __m128i *)(p + 192));
+        return *times = scaled_bytes(v, p + 208);
+    case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p));
+    default: return *times = widened(eight_floats(p, 34));
+    }
+}
+
+/* Adds the products of eight steps to acc[column]; `scaled`: products of the weights' scales and those of a strip. */
+INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const __m512 *scaled, vec acc[][2]) {
+    UNROLL for (int j = 0; j < 8; j += 2) {
+        __m512i v = lanes_of_two(type, p, j);
+        __m512i place = halves_of(type) == 2
+            ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
+                                2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
+            : _mm512_setr_epi32(j, j, j, j, j, j, j, j, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1);
+        UNROLL for (int c = 0; c < N; c++) {
+            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(y[c][at].q + 32 * j));
+            vec *sum = &acc[c][j / 2 % 2];
+            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
+        }
+    }
+}
+
+/* The same for strips in halves: 128 elements are scaled together, not 64.  Of the eight steps the row has n; the
+ * strips' scales of the others are 0. */
+INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                       const int n, const __m512 *scaled, vec acc[][2]) {
+    UNROLL for (int j = 0; j < 8; j += 4) {
+        if (j >= n)
+            break;
+        const uint8_t *block[4];
+        __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
+                                                     j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
+        UNROLL for (int i = 0; i < 4; i++)
+            block[i] = p + (j + i < n ? j + i : n - 1) * bytes_of(type);
+        lanes_of_four(type, block, &low, &high);
+        UNROLL for (int c = 0; c < N; c++) {
+            const int8_t *q = y[c][at].q + 32 * j;
+            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(q));
+            dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(q + 64));
+            acc[c][j / 4] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]),
+                                            acc[c][j / 4]);
+        }
+    }
+}
+
+/* Adds the products of the first n of eight steps, all if the type's strips are whole. */
+INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      const int n, vec acc[][2], __m256 low[]) {
+    __m512 times, s = strip_scales(type, p, n, &times), scaled[GS_FEW_Q];
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
+            : _mm512_castps256_ps512(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
+        UNROLL for (int h = 0; h < halves_of(type); h++) {
+            __m256 t = _mm512_castps512_ps256(h ? upper_half(times) : times), sum = _mm256_loadu_ps(strip->sum + 8 * h);
+            low[c] = subtracts_minima(type) ? _mm256_fnmadd_ps(t, sum, low[c]) : _mm256_fmadd_ps(t, sum, low[c]);
+        }
+    }
+    if (has_halved_strips(type))
+        add_halved(type, N, p, y, at, n, scaled, acc);
+    else
+        add_whole(type, N, p, y, at, scaled, acc);
+}
