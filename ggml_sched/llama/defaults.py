@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "PlaceFunction", "PlaceLike", "are_apart", "as_fit", "checked_place", "default_backend",
            "named_backends", "spread_layers"]
 
-MEASURED = ("avx2", "avx512")
+MEASURED = ("avx2", "avxvnni", "avx512")
 """Instruction sets with which CpuBackend's kernels were measured to be faster than ggml's."""
 NAMES = ("cpu", "cuda", "ggml")
 """Names that `named_backends` accepts; "cuda:N" means device N, "ggml:DEVICE" another device of ggml's."""

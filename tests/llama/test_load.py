@@ -136,7 +136,7 @@ def test_the_default_backend_is_the_one_that_is_known_to_be_faster(monkeypatch):
 
     monkeypatch.setattr(gs, "GgmlBackend", Ggml)
     defaults = sys.modules["ggml_sched.llama.defaults"]
-    for instructions in ("avx2", "avx512"):
+    for instructions in ("avx2", "avxvnni", "avx512"):
         monkeypatch.setattr(defaults, "isa", lambda instructions=instructions: instructions)
         with default_backend(2) as backend:
             assert type(backend) is gs.CpuBackend and backend.n_threads == 2

@@ -33,9 +33,9 @@ cdef enum:
 
 
 def isa():
-    """The instruction set of the kernels that a list made now would call: "portable", "avx2", "avx512", "neon" or
-    "dotprod"."""
-    return ("portable", "avx2", "avx512", "neon", "dotprod")[gs_isa()]
+    """The instruction set of the kernels that a list made now would call: "portable", "avx2", "avxvnni", "avx512",
+    "neon" or "dotprod"."""
+    return ("portable", "avx2", "avxvnni", "avx512", "neon", "dotprod")[gs_isa()]
 
 
 def fits(Tensor node not None):

@@ -29,10 +29,27 @@ INLINE __m256i fifths_of_k(const uint8_t *at, const int j) {
     return _mm256_and_si256(both, bytes(16));
 }
 
+/* The levels of the low and of the high nibbles of v; of types with five bits without the fifth. */
+INLINE void split(const int type, __m256i v, __m256i *low, __m256i *high) {
+    *low = _mm256_and_si256(v, bytes(15));
+    *high = _mm256_and_si256(right(v, 4), bytes(15));
+    if (type == GS_TYPE_MXFP4 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS) {
+        const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
+        __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+        levels = _mm256_add_epi8(levels, bytes(type == GS_TYPE_MXFP4 ? 12 : 128));
+        *low = _mm256_shuffle_epi8(levels, *low);
+        *high = _mm256_shuffle_epi8(levels, *high);
+    }
+}
+
 /* The levels of steps i and j of the eight that begin at p, for a type with halved strips: of the first 16 elements of
  * both, and of the others.  Where a block has eight steps, j is i + 1. */
 INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const int j, __m256i *first,
                           __m256i *second) {
+    if (type == GS_TYPE_IQ4_XS) {
+        split(type, load32(p + 8 + 16 * i), first, second);
+        return;
+    }
     if (units_of(type) == 8) {
         const uint8_t *at = p + (type == GS_TYPE_Q5_K ? 48 : 16) + i / 2 * 32;
         *first = nibbles(at);
@@ -47,15 +64,9 @@ INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const i
     const uint8_t *a = p + i * size, *b = p + j * size;
     __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + from))),
                                         _mm_loadu_si128((const __m128i *)(b + from)), 1);
-    *first = _mm256_and_si256(v, bytes(15));
-    *second = _mm256_and_si256(right(v, 4), bytes(15));
+    split(type, v, first, second);
     if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
         *first = _mm256_or_si256(*first, fifths_of_two(a + fifths, b + fifths, 0));
         *second = _mm256_or_si256(*second, fifths_of_two(a + fifths, b + fifths, 2));
-    } else if (type == GS_TYPE_MXFP4) {
-        __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)gs_mxfp4_levels));
-        levels = _mm256_add_epi8(levels, bytes(12));
-        *first = _mm256_shuffle_epi8(levels, *first);
-        *second = _mm256_shuffle_epi8(levels, *second);
     }
 }

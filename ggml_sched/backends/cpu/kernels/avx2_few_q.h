@@ -1,8 +1,8 @@
 /* avx2_few_q.h -- add_steps (x86_few_q.h) in vectors of 256 bits.
  *
- * Included by x86_few_q.h.  The dot product of bytes (maddubs) leaves a sum of two products in each 16-bit lane, and of
- * levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits, before they are
- * widened and scaled.
+ * Included by x86_few_q.h.  Without VNNI the product of bytes (maddubs) leaves a sum of two products in each 16-bit
+ * lane, and of levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits, before
+ * they are widened and scaled.
  */
 /* The scales and minima (f16) with which eight blocks begin. */
 INLINE __m256 scales_and_minima(const uint8_t *p, const int size, __m256 *minima) {
@@ -21,6 +21,7 @@ INLINE __m256 strip_scales(const int type, const uint8_t *p, __m256 *times) {
     switch (type) {
     case GS_TYPE_Q4_1: case GS_TYPE_Q5_1: return scales_and_minima(p, bytes_of(type), times);
     case GS_TYPE_Q4_K: case GS_TYPE_Q5_K: return six_bit_scales(p, times);
+    case GS_TYPE_IQ4_XS: return *times = scales_of_iq4_xs(p);
     case GS_TYPE_MXFP4: return *times = eight_powers(p, 8);
     default: return *times = eight_floats(p, bytes_of(type));
     }
@@ -35,9 +36,29 @@ INLINE __m256 last_scales(const int type, const uint8_t *p, const int n, __m256 
     return _mm256_and_ps(_mm256_permutevar8x32_ps(s, place), there);
 }
 
-/* acc + the sums of 64 products, two in each 16-bit lane, scaled by the scales at these places. */
-INLINE __m256 add_scaled(__m256 acc, __m256i sums, __m256 scales, __m256i place) {
-    __m256i dot = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+/* In each 32-bit lane: the sum of eight products, of four bytes of v with those at q, and of w at q + 32. */
+INLINE __m256i dot8(__m256i v, __m256i w, const int8_t *q) {
+#if VNNI
+    return dot4(GS_TYPE_Q4_0, dot4(GS_TYPE_Q4_0, _mm256_setzero_si256(), v, load32(q)), w, load32(q + 32));
+#else
+    __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(v, load32(q)), _mm256_maddubs_epi16(w, load32(q + 32)));
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+#endif
+}
+
+/* The sums of four neighbouring products: of bytes 0 .. 7 of v, 0 .. 7 of w, 8 .. 15 of v, and so on. */
+INLINE __m256i two_dots(__m256i v, __m256i w, const int8_t *q) {
+#if VNNI
+    v = dot4(GS_TYPE_Q6_K, _mm256_setzero_si256(), v, load32(q));
+    w = dot4(GS_TYPE_Q6_K, _mm256_setzero_si256(), w, load32(q + 32));
+    return _mm256_hadd_epi32(v, w);
+#else
+    v = _mm256_hadd_epi16(_mm256_maddubs_epi16(v, load32(q)), _mm256_maddubs_epi16(w, load32(q + 32)));
+    return _mm256_madd_epi16(v, _mm256_set1_epi16(1));
+#endif
+}
+
+INLINE __m256 add_scaled(__m256 acc, __m256i dot, __m256 scales, __m256i place) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_permutevar8x32_ps(scales, place), acc);
 }
 
@@ -56,10 +77,8 @@ INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_s
         __m256i v, w, place = _mm256_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1);
         lanes_of_pair(type, p, j, j + 1 < n ? j + 1 : j, &v, &w);
         UNROLL for (int c = 0; c < N; c++) {
-            const int8_t *q = y[c][at].q + 32 * j;
-            __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(v, load32(q)),
-                                            _mm256_maddubs_epi16(w, load32(q + 32)));
-            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], sums, scaled[c], place);
+            __m256i dot = dot8(v, w, y[c][at].q + 32 * j);
+            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], dot, scaled[c], place);
         }
     }
 }
@@ -80,24 +99,25 @@ INLINE void add_of_two_scales(const int type, const int N, const uint8_t *p, con
     UNROLL for (int j = 0; j < 8; j += 2) {
         const int i = 2 * j % 8;
         __m256i v = lanes(type, p, j), w = lanes(type, p, j + 1);
-        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* as hadd leaves sums */
+        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* of the sums that hadd leaves */
         UNROLL for (int c = 0; c < N; c++) {
-            const int8_t *q = y[c][at].q + 32 * j;
-            __m256i sums = _mm256_hadd_epi16(_mm256_maddubs_epi16(v, load32(q)),
-                                             _mm256_maddubs_epi16(w, load32(q + 32)));
-            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], sums, scaled[c][j / 4], place);
+            __m256i dot = two_dots(v, w, y[c][at].q + 32 * j);
+            acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], dot, scaled[c][j / 4], place);
         }
     }
 }
 
-/* Signed levels. */
-INLINE void add_signed(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                       vec acc[][2]) {
+/* Other types: one scale of 32 elements, which are a vector. */
+INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      vec acc[][2], __m256 low[]) {
     /* A load from memory spreads a scale over a vector without work for the units that shuffle. */
     float spread[GS_FEW_Q][8];
     __m256 s = units_of(type) == 8 ? scales_of_iq4_xs(p) : eight_floats(p, bytes_of(type));
-    UNROLL for (int c = 0; c < N; c++)
+    UNROLL for (int c = 0; c < N; c++) {
+        if (!is_signed(type))
+            low[c] = _mm256_fmadd_ps(s, _mm256_loadu_ps(y[c][at].sum), low[c]);
         _mm256_storeu_ps(spread[c], _mm256_mul_ps(s, _mm256_loadu_ps(y[c][at].d)));
+    }
     UNROLL for (int j = 0; j < 8; j++) {
         __m256i v = lanes(type, units_of(type) == 8 ? p : p + j * bytes_of(type), units_of(type) == 8 ? j : 0);
         UNROLL for (int c = 0; c < N; c++) {
@@ -116,5 +136,5 @@ INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_st
     else if (halves_of(type) == 2)
         add_of_two_scales(type, N, p, y, at, acc, low);
     else
-        add_signed(type, N, p, y, at, acc);
+        add_whole(type, N, p, y, at, acc, low);
 }

@@ -141,6 +141,7 @@ static int build_by_isa(const gs_node *node, int32_t position, gs_calls *to, gs_
     switch (gs_isa()) {
 #if defined(__x86_64__)
     case GS_ISA_AVX512: return gs_build_avx512(node, position, to, tables);
+    case GS_ISA_AVXVNNI:        /* only products have kernels of their own */
     case GS_ISA_AVX2: return gs_build_avx2(node, position, to, tables);
 #endif
     default: return gs_build_portable(node, position, to, tables);

@@ -68,10 +68,18 @@ void gs_free_calls(gs_calls *of);
 enum gs_isa {
     GS_ISA_PORTABLE = 0,
     GS_ISA_AVX2 = 1,
-    GS_ISA_AVX512 = 2,          /* F BW DQ VL VNNI */
-    GS_ISA_NEON = 3,
-    GS_ISA_DOTPROD = 4          /* NEON with the dot product of bytes */
+    GS_ISA_AVXVNNI = 2,         /* AVX2 with the dot product of bytes */
+    GS_ISA_AVX512 = 3,          /* F BW DQ VL VNNI */
+    GS_ISA_NEON = 4,
+    GS_ISA_DOTPROD = 5          /* NEON with the dot product of bytes */
 };
 int gs_isa(void);
+
+/* Whether the compiler has the instructions of AVX-VNNI. */
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
+#define GS_HAS_AVXVNNI 1
+#else
+#define GS_HAS_AVXVNNI 0
+#endif
 
 #endif

@@ -8,13 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
-/* The instruction sets of this architecture, each of which has those before it. */
+/* The instruction sets of this architecture, from the slowest to the fastest. */
 static const struct {
     enum gs_isa isa;
     const char *name;
@@ -22,6 +24,7 @@ static const struct {
     {GS_ISA_PORTABLE, "portable"},
 #if defined(__x86_64__) && defined(__GNUC__)
     {GS_ISA_AVX2, "avx2"},
+    {GS_ISA_AVXVNNI, "avxvnni"},
     {GS_ISA_AVX512, "avx512"},
 #elif defined(__aarch64__) && defined(__GNUC__)
     {GS_ISA_NEON, "neon"},
@@ -43,6 +46,13 @@ static int has_dotprod(void) {
 }
 #endif
 
+#if defined(__x86_64__) && defined(__GNUC__)
+static int has_avxvnni(void) {
+    unsigned a = 0, b, c, d;
+    return GS_HAS_AVXVNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
 static enum gs_isa of_processor(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
@@ -50,7 +60,7 @@ static enum gs_isa of_processor(void) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         return GS_ISA_AVX512;
-    return GS_ISA_AVX2;
+    return has_avxvnni() ? GS_ISA_AVXVNNI : GS_ISA_AVX2;
 #elif defined(__aarch64__) && defined(__GNUC__)
     return has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
 #else
@@ -61,8 +71,14 @@ static enum gs_isa of_processor(void) {
 int gs_isa(void) {
     enum gs_isa best = of_processor();
     const char *cap = getenv("GGML_SCHED_ISA");
-    for (size_t i = 0; cap != NULL && known[i].isa != best; i++)
-        if (strcmp(cap, known[i].name) == 0)
-            return known[i].isa;
+    for (size_t i = 0; cap != NULL && known[i].isa != best; i++) {
+        if (strcmp(cap, known[i].name) != 0)
+            continue;
+#if defined(__x86_64__) && defined(__GNUC__)
+        if (known[i].isa == GS_ISA_AVXVNNI && !has_avxvnni()) /* processors with AVX-512 need not have it */
+            return GS_ISA_AVX2;
+#endif
+        return known[i].isa;
+    }
     return best;
 }

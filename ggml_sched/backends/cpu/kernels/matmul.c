@@ -28,6 +28,9 @@ static const gs_product_kernels *kernels_here(void) {
     switch (gs_isa()) {
 #if defined(__x86_64__) && defined(__GNUC__)
     case GS_ISA_AVX512: return &gs_product_avx512;
+#if GS_HAS_AVXVNNI
+    case GS_ISA_AVXVNNI: return &gs_product_avxvnni;
+#endif
     case GS_ISA_AVX2: return &gs_product_avx2;
 #elif defined(__aarch64__) && defined(__GNUC__)
     case GS_ISA_DOTPROD: return &gs_product_dotprod;

@@ -6,6 +6,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 #define WIDE 0
+#define VNNI 0
 #include "matmul_x86.h"
 
 const gs_product_kernels gs_product_avx2 = {PANEL, GS_FEW_Q, strips_of, offset_of, quantize, few, many, scratch_of};

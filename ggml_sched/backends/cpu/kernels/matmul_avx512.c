@@ -7,6 +7,7 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #endif
 #define WIDE 1
+#define VNNI 1
 #include "matmul_x86.h"
 
 const gs_product_kernels gs_product_avx512 = {PANEL, GS_FEW_Q - 1, strips_of, offset_of,

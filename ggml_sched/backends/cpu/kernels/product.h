@@ -112,6 +112,7 @@ typedef struct gs_chosen {
 extern const gs_product_kernels gs_product_portable;
 #if defined(__x86_64__) && defined(__GNUC__)
 extern const gs_product_kernels gs_product_avx2;
+extern const gs_product_kernels gs_product_avxvnni;
 extern const gs_product_kernels gs_product_avx512;
 #elif defined(__aarch64__) && defined(__GNUC__)
 extern const gs_product_kernels gs_product_neon;

@@ -4,7 +4,7 @@
  */
 /* Whether the levels of a type stay signed. */
 INLINE int is_signed(const int type) {
-    return !WIDE && (type == GS_TYPE_Q8_0 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS);
+    return !VNNI && (type == GS_TYPE_Q8_0 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS);
 }
 
 /* -- decoding 32 elements ----------------------------------------------------------------------------------------- */

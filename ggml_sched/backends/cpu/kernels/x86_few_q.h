@@ -29,9 +29,9 @@ INLINE __m256 eight_powers(const uint8_t *p, const int n) {
 
 /* Of how many steps of a strip the first halves lie together (gs_strip), where a vector has bytes of as many blocks. */
 INLINE int order_of(const int type) {
-    if (WIDE)
-        return units_of(type) == 1 && type != GS_TYPE_Q8_0 ? 4 : 1;
-    return halves_of(type) == 1 && !is_signed(type) ? 2 : 1;
+    if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || is_signed(type))
+        return 1;
+    return !WIDE ? 2 : units_of(type) == 1 ? 4 : 1;
 }
 
 INLINE int has_halved_strips(const int type) {

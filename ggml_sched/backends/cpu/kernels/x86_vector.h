@@ -13,6 +13,9 @@ INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #if WIDE
     (void)type;
     return _mm256_dpbusd_epi32(start, levels, y);
+#elif VNNI
+    (void)type;
+    return _mm256_dpbusd_avx_epi32(start, levels, y);
 #else
     if (is_signed(type)) {
         y = _mm256_sign_epi8(y, levels);

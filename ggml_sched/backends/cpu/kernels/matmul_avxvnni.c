@@ -1,0 +1,20 @@
+/* matmul_avxvnni.c -- matrix products with AVX2, FMA, F16C and the dot product of bytes (AVX-VNNI). */
+#include "call.h"
+
+#if GS_HAS_AVXVNNI
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avxvnni")
+#endif
+#define WIDE 0
+#define VNNI 1
+#include "matmul_x86.h"
+
+const gs_product_kernels gs_product_avxvnni = {PANEL, GS_FEW_Q, strips_of, offset_of, quantize, few, many, scratch_of};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int gs_no_avxvnni; /* C has no empty files */
+#endif
