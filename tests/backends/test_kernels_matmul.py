@@ -284,6 +284,26 @@ def test_eight_bits_are_close_to_exact_products(isa, type, n):
     assert ((got - want) ** 2).sum() <= 1e-4 * (want**2).sum()
 
 
+LEVELS = {"q4_0": (2, 18), "q4_1": (4, 20), "q5_0": (2, 22), "q5_1": (4, 24), "q8_0": (2, 34), "q2_K": (16, 80),
+          "q3_K": (0, 96), "q4_K": (16, 144), "q5_K": (16, 176), "q6_K": (0, 192), "iq4_nl": (2, 18),
+          "iq4_xs": (8, 136), "mxfp4": (1, 17)}
+"""In which bytes of a block the levels are."""
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
+    """All levels are the largest or the smallest, and so are all activations."""
+    k, m, (begin, end) = 2 * max(block_size(type), 256), 18, LEVELS[type]
+    held = weights(type, m, k)[0].copy()
+    blocks = held.reshape(m, k // block_size(type), -1)
+    blocks[: m // 2, :, begin:end], blocks[m // 2:, :, begin:end] = 0, 255
+    w = quants.dequantize(held, gs.Type[type.upper()])
+    for n in (1, 4, 9):
+        x = np.float32([1, -1])[np.arange(n) % 2, None] * np.ones((n, k), np.float32)
+        got, want = run(type, held, (k, m), x).reshape(n, m), x.astype(np.float64) @ w.T
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(w).sum(1).max()
+
+
 def test_an_expert_that_no_token_chose_is_not_read(ctx, isa):
     """Its weights are NaN, and stay out of every result."""
     held = weights("q8_0", 3, 8, 32)[0].copy()

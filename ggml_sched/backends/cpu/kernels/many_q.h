@@ -50,6 +50,44 @@ INLINE void pack_q(const int type, const char *a, int64_t stride, int64_t rows, 
     }
 }
 
+/* Adds the products of a group of four elements, number g of a step, to dot. */
+INLINE void add_group(const int type, const int N, const char *panel, const gs_cell_q *y, int g, ivec dot[2][TILE_Q]) {
+    ivec w0 = IVEC_LOAD(panel), w1 = IVEC_LOAD(panel + 4 * ROWS);
+    UNROLL for (int c = 0; c < N; c++) {
+        ivec four = IVEC_SET1((int)gs_load_u32(y[c].q + 4 * g));
+        dot[0][c] = dot4_vec(type, dot[0][c], w0, four);
+        dot[1][c] = dot4_vec(type, dot[1][c], w1, four);
+    }
+}
+
+#if SUMS_16
+/* Adds the products of in_16_bits(type) groups of four elements, from group g on, to dot; among themselves, in 16
+ * bits. */
+INLINE void add_groups(const int type, const int N, const char *panel, const gs_cell_q *y, int g,
+                       ivec dot[2][TILE_Q]) {
+    ivec sum[2][TILE_Q];
+    if (is_signed(type)) {
+        add_group(type, N, panel, y, g, dot);
+        return;
+    }
+    UNROLL for (int i = 0; i < in_16_bits(type); i++, panel += 4 * PANEL) {
+        ivec w0 = IVEC_LOAD(panel), w1 = IVEC_LOAD(panel + 4 * ROWS);
+        UNROLL for (int c = 0; c < N; c++) {
+            ivec four = IVEC_SET1((int)gs_load_u32(y[c].q + 4 * (g + i))), a = dot2(w0, four), b = dot2(w1, four);
+            sum[0][c] = i > 0 ? add_16(sum[0][c], a) : a;
+            sum[1][c] = i > 0 ? add_16(sum[1][c], b) : b;
+        }
+    }
+    UNROLL for (int c = 0; c < N; c++) {
+        dot[0][c] = add_pairs(dot[0][c], sum[0][c]);
+        dot[1][c] = add_pairs(dot[1][c], sum[1][c]);
+    }
+}
+#else
+#define in_16_bits(type) 1
+#define add_groups add_group
+#endif
+
 /* Adds the products of a packed panel with N columns, whose cells begin at y (`width` cells a step), to acc.  `type`
  * need not be the packed type, but must agree with it in the number of scales, in having minima or not, and in having
  * signed levels or not: packed panels of such types are alike. */
@@ -70,14 +108,8 @@ INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps
             UNROLL for (int c = 0; c < N; c++)
                 dot[0][c] = dot[1][c] = has_offset(type)
                     ? IVEC_SET1(halves == 1 ? y[c].both : h ? y[c].high : y[c].low) : IVEC_SET1(0);
-            UNROLL for (int g = 0; g < groups; g++, panel += 4 * PANEL) {
-                ivec w0 = IVEC_LOAD(panel), w1 = IVEC_LOAD(panel + 4 * ROWS);
-                UNROLL for (int c = 0; c < N; c++) {
-                    ivec four = IVEC_SET1((int)gs_load_u32(y[c].q + 4 * (h * groups + g)));
-                    dot[0][c] = dot4_vec(type, dot[0][c], w0, four);
-                    dot[1][c] = dot4_vec(type, dot[1][c], w1, four);
-                }
-            }
+            UNROLL for (int g = 0; g < groups; g += in_16_bits(type), panel += 4 * PANEL * in_16_bits(type))
+                add_groups(type, N, panel, y, h * groups + g, dot);
             UNROLL for (int c = 0; c < N; c++) {
                 vec d = VEC_SET1(y[c].d), sum;
                 acc[0][c] = VEC_FMA(VEC_OF_INT(dot[0][c]), VEC_MUL(scale[0], d), acc[0][c]);
@@ -111,6 +143,10 @@ INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t s
     case 6: run_tile_q(type, 6, panel, steps, y, width, out, rows, more); return; \
     case 5: run_tile_q(type, 5, panel, steps, y, width, out, rows, more); return; \
     case 4: run_tile_q(type, 4, panel, steps, y, width, out, rows, more); return; \
+    case 3: run_tile_q(type, 3, panel, steps, y, width, out, rows, more); return; \
+    case 2: run_tile_q(type, 2, panel, steps, y, width, out, rows, more); return;
+#elif TILE_Q == 3
+#define TILES_Q(type) \
     case 3: run_tile_q(type, 3, panel, steps, y, width, out, rows, more); return; \
     case 2: run_tile_q(type, 2, panel, steps, y, width, out, rows, more); return;
 #else

@@ -22,6 +22,8 @@ typedef int32x4_t ivec;
 #define IVEC_LOAD(at) vreinterpretq_s32_u8(vld1q_u8((const uint8_t *)(at)))
 #define IVEC_SET1 vdupq_n_s32
 
+#define SUMS_16 0
+
 /* Sums of minima, and of what a row has beyond its last whole strip. */
 typedef float32x4_t vec_low;
 #define LOW_ZERO VEC_ZERO

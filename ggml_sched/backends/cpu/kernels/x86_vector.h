@@ -8,6 +8,12 @@ INLINE float total(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
+/* A sum.  Sums are added in the order of the source: compilers would regroup them, and keep all addends in memory. */
+INLINE __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
 /* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes. */
 INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
 #if WIDE
@@ -22,9 +28,33 @@ INLINE __m256i dot4(const int type, __m256i start, __m256i levels, __m256i y) {
         levels = _mm256_abs_epi8(levels);
     }
     __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(levels, y), _mm256_set1_epi16(1));
-    return _mm256_add_epi32(start, sums);
+    return in_order(_mm256_add_epi32(start, sums));
 #endif
 }
+
+#if !VNNI
+#define SUMS_16 1
+/* In each 16-bit lane: the sum of the two products levels * y of the lane's bytes; levels are unsigned. */
+INLINE __m256i dot2(__m256i levels, __m256i y) {
+    return _mm256_maddubs_epi16(levels, y);
+}
+
+INLINE __m256i add_16(__m256i a, __m256i b) {
+    return in_order(_mm256_add_epi16(a, b));
+}
+
+/* In each 32-bit lane: start + the two 16-bit lanes of sums. */
+INLINE __m256i add_pairs(__m256i start, __m256i sums) {
+    return _mm256_add_epi32(start, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)));
+}
+
+/* How many results of dot2 can be added in 16 bits, of this type's levels and those of types that pack alike. */
+INLINE int in_16_bits(const int type) {
+    return is_signed(type) ? 1 : halves_of(type) == 2 && !has_min(type) ? 2 : 4;
+}
+#else
+#define SUMS_16 0
+#endif
 
 /* 8 weights of a float type as f32. */
 INLINE __m256 load_f(const int type, const char *at) {
@@ -86,7 +116,7 @@ typedef __m256i ivec;
 #define VEC_STORE _mm256_storeu_ps
 #define VEC_MUL _mm256_mul_ps
 #define VEC_OF_INT _mm256_cvtepi32_ps
-#define TILE_Q 2
+#define TILE_Q 3
 #define TILE_F 6
 #endif
 
