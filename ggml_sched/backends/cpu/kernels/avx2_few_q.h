@@ -1,8 +1,8 @@
 /* avx2_few_q.h -- add_steps (x86_few_q.h) in vectors of 256 bits.
  *
  * Included by x86_few_q.h.  Without VNNI the product of bytes (maddubs) leaves a sum of two products in each 16-bit
- * lane, and of levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits, before
- * they are widened and scaled.
+ * lane, and of levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits,
+ * before they are widened and scaled.
  */
 /* The scales and minima (f16) with which eight blocks begin. */
 INLINE __m256 scales_and_minima(const uint8_t *p, const int size, __m256 *minima) {
@@ -99,7 +99,7 @@ INLINE void add_of_two_scales(const int type, const int N, const uint8_t *p, con
     UNROLL for (int j = 0; j < 8; j += 2) {
         const int i = 2 * j % 8;
         __m256i v = lanes(type, p, j), w = lanes(type, p, j + 1);
-        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* of the sums that hadd leaves */
+        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* as hadd leaves sums */
         UNROLL for (int c = 0; c < N; c++) {
             __m256i dot = two_dots(v, w, y[c][at].q + 32 * j);
             acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], dot, scaled[c][j / 4], place);

@@ -1,4 +1,4 @@
-/* few_q.h -- quantised weights times at most GS_FEW_Q columns: decoded from their blocks, a row at a time.
+/* few_q.h -- quantised weights times one column, or at most GS_FEW_Q: decoded from their blocks, a row at a time.
  *
  * Included by product_loops.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
  * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
@@ -35,15 +35,3 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
             out[c][row] = VEC_TOTAL(VEC_ADD(acc[c][0], acc[c][1])) + LOW_TOTAL(LOW_ADD(low[c], rest[c])) + sum[c];
     }
 }
-
-#define FEW_Q(TYPE, type) \
-    static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
-        switch (gs_columns_of(of, shared, group)) { \
-        case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
-        case 2: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); return; \
-        case 3: few_q(GS_TYPE_##TYPE, 3, of, shared, group, row0, row1); return; \
-        default: few_q(GS_TYPE_##TYPE, 4, of, shared, group, row0, row1); \
-        } \
-    }
-
-GS_QUANTISED(FEW_Q)

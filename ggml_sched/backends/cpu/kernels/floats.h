@@ -32,6 +32,12 @@ static inline uint32_t gs_load_u32(const void *at) {
     return value;
 }
 
+static inline uint64_t gs_load_u64(const void *at) {
+    uint64_t value;
+    memcpy(&value, at, sizeof(value));
+    return value;
+}
+
 static inline float gs_load_f32(const void *at) {
     return gs_f32_of_bits(gs_load_u32(at));
 }

@@ -101,7 +101,7 @@ static void prepare_column(const gs_product *of, const char *shared, int64_t gro
     const gs_layout *b = &of->node->src[1]->layout;
     const char *from = gs_column_at(of, shared, group, column, 1);
     int64_t tile = column / of->tile, columns = gs_columns_of(of, shared, group);
-    if (of->strips > 0 && columns <= of->few) {
+    if (of->strips > 0 && columns <= of->kernels->strip_columns) {
         prepare_strips(of, from, gs_strips_of(of, shared, group, column));
         return;
     }
@@ -239,6 +239,8 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
          * for the last item. */
         int64_t bytes = of->m * row_bytes, most = clamped(bytes / LEAST_BYTES, 1, of->m);
         of->row_step = pieces(of->m, clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, most));
+        if (of->columns > 1)        /* side by side (side_q.h) */
+            of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
         if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
             of->row_step = pieces(of->row_step, panel) * panel;
         cost = panel * row_bytes;

@@ -8,7 +8,8 @@
 #define DOTPROD 1
 #include "matmul_neon.h"
 
-const gs_product_kernels gs_product_dotprod = {PANEL, GS_FEW_Q, strips_of, offset_of, quantize, few, many, scratch_of};
+const gs_product_kernels gs_product_dotprod = {PANEL, GS_FEW_Q, STRIP_COLUMNS, strips_of, offset_of,
+                                            quantize, few, many, scratch_of};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -1,15 +1,15 @@
 /* matmul_x86.h -- matrix products for x86: one source, compiled for AVX2, for AVX-VNNI, and for AVX-512 with VNNI.
  *
- * Included once by a file that has chosen a target and defined WIDE (1: vectors of 512 bits, 0: of 256) and VNNI (1: with
- * the dot product of bytes).  Callers pass `type` as a constant, and all is inlined: the compiler makes one function for
- * each type and number of columns, without branches on these.
+ * Included once by a file that has chosen a target and defined WIDE (1: vectors of 512 bits, 0: of 256) and VNNI (1:
+ * with the dot product of bytes).  Callers pass `type` as a constant, and all is inlined: the compiler makes one
+ * function for each type and number of columns, without branches on these.
  *
  * A level is the integer q of a quantised weight (blocks.h).  The instructions that multiply bytes want one side
  * unsigned, so levels become unsigned bytes, q + offset.  This adds offset times the sum of the activations to a
  * product.  To take it off again, the sum of products begins at minus that number (gs_cell_q), or the number is treated
  * as a minimum (gs_strip).  Without VNNI, types that would need an offset of 128 stay signed, because sums of two
- * products would not fit 16 bits: their levels are replaced by the absolute values, and each activation gets its level's
- * sign (dot4).
+ * products would not fit 16 bits: their levels are replaced by the absolute values, and each activation gets the sign
+ * of its level (dot4).
  */
 #include <immintrin.h>
 #include <math.h>
@@ -69,7 +69,7 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     cell->sum_low = d * (float)low;
     cell->sum_high = d * (float)high;
     cell->sum_both = d * (float)(low + high);
-    cell->unused = 0;
+    cell->zero = 0;
 }
 
 #include "product_loops.h"

@@ -23,6 +23,7 @@ typedef int32x4_t ivec;
 #define IVEC_SET1 vdupq_n_s32
 
 #define SUMS_16 0
+#define STRIP_COLUMNS GS_FEW_Q
 
 /* Sums of minima, and of what a row has beyond its last whole strip. */
 typedef float32x4_t vec_low;

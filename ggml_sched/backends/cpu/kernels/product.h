@@ -23,7 +23,9 @@
 #define GS_CELL 64
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
-#define GS_FEW_Q 4             /* most columns with which quantised weights are multiplied row by row, not by panels */
+#define GS_FEW_Q 4             /* most columns with which quantised weights are multiplied row by row */
+#define GS_SIDE_Q 6            /* most columns with which rows of them are multiplied side by side, not by panels */
+#define GS_SIDE_ROWS 8         /* most rows side by side */
 #define GS_FEW_F 12            /* the same for float weights: to repack for so few would take longer than it saves  */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
 #define GS_STEP_F 16           /* elements of a cell that meets float weights                                    */
@@ -36,11 +38,9 @@
  * three are NaN. */
 typedef struct gs_cell_q {
     int8_t q[32];
-    int32_t low, both;
-    float d, sum_low;
-    int32_t high;
-    float sum_both, sum_high;
-    int32_t unused;
+    int32_t both, zero;         /* read as one number by kernels that have two lanes for a row */
+    int32_t low, high;
+    float d, sum_low, sum_high, sum_both;
 } gs_cell_q;
 
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
@@ -61,7 +61,8 @@ typedef struct gs_product gs_product;
 /* The kernels of one instruction set. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
-    int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_FEW_Q */
+    int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_SIDE_Q */
+    int32_t strip_columns;      /* for at most so many of these `few` takes strips, at most GS_FEW_Q; otherwise cells */
     int32_t (*strips)(const gs_block_kind *kind);   /* the order of strips that `few` takes; 0: it takes none */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);

@@ -25,6 +25,21 @@ static int32_t strips_of(const gs_block_kind *kind) {
 }
 
 #include "few_q.h"
+#if STRIP_COLUMNS == 1
+#include "side_q.h"
+#else
+#define FEW_Q(TYPE, type) \
+    static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
+        switch (gs_columns_of(of, shared, group)) { \
+        case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
+        case 2: few_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); return; \
+        case 3: few_q(GS_TYPE_##TYPE, 3, of, shared, group, row0, row1); return; \
+        default: few_q(GS_TYPE_##TYPE, 4, of, shared, group, row0, row1); \
+        } \
+    }
+
+GS_QUANTISED(FEW_Q)
+#endif
 #include "few_f.h"
 #include "many_q.h"
 #include "many_f.h"

@@ -95,6 +95,7 @@ typedef __m256 vec;
 #define VEC_WEIGHTS load_f
 #endif
 #define LANES (16 / STEP_VECS)
+#define STRIP_COLUMNS 1
 
 #if WIDE
 #define ROWS 16
@@ -105,6 +106,21 @@ typedef __m512i ivec;
 #define VEC_STORE _mm512_storeu_ps
 #define VEC_MUL _mm512_mul_ps
 #define VEC_OF_INT _mm512_cvtepi32_ps
+#define VEC_FNMA _mm512_fnmadd_ps
+#define VEC_LOWER _mm512_moveldup_ps
+#define IVEC_ZERO _mm512_setzero_si512()
+#define IVEC_AND _mm512_and_si512
+#define IVEC_OR _mm512_or_si512
+#define IVEC_XOR _mm512_xor_si512
+#define IVEC_OR_AND(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0xf8)   /* a | (b & c) */
+#define IVEC_LEFT _mm512_slli_epi16
+#define IVEC_RIGHT _mm512_srli_epi16
+#define IVEC_SHUFFLE _mm512_shuffle_epi8
+#define IVEC_FIRST _mm512_unpacklo_epi64
+#define IVEC_SECOND _mm512_unpackhi_epi64
+#define IVEC_SET1_8(x) _mm512_set1_epi8((char)(x))
+#define IVEC_SET1_64(x) _mm512_set1_epi64((long long)(x))
+#define IVEC_SET1_128 _mm512_broadcast_i32x4
 #define TILE_Q 6
 #define TILE_F 12
 #else
@@ -116,6 +132,21 @@ typedef __m256i ivec;
 #define VEC_STORE _mm256_storeu_ps
 #define VEC_MUL _mm256_mul_ps
 #define VEC_OF_INT _mm256_cvtepi32_ps
+#define VEC_FNMA _mm256_fnmadd_ps
+#define VEC_LOWER _mm256_moveldup_ps
+#define IVEC_ZERO _mm256_setzero_si256()
+#define IVEC_AND _mm256_and_si256
+#define IVEC_OR _mm256_or_si256
+#define IVEC_XOR _mm256_xor_si256
+#define IVEC_OR_AND(a, b, c) _mm256_or_si256(a, _mm256_and_si256(b, c))
+#define IVEC_LEFT _mm256_slli_epi16
+#define IVEC_RIGHT _mm256_srli_epi16
+#define IVEC_SHUFFLE _mm256_shuffle_epi8
+#define IVEC_FIRST _mm256_unpacklo_epi64
+#define IVEC_SECOND _mm256_unpackhi_epi64
+#define IVEC_SET1_8(x) _mm256_set1_epi8((char)(x))
+#define IVEC_SET1_64(x) _mm256_set1_epi64x((long long)(x))
+#define IVEC_SET1_128 _mm256_broadcastsi128_si256
 #define TILE_Q 3
 #define TILE_F 6
 #endif
