@@ -38,16 +38,17 @@ class Scheduler:
     `policy="seed"` places nodes as the first version of ggml's scheduler did.  Up to `plan_cache` plans are kept, so
     that an equal graph built anew is not planned again, and as many graphs keep what backends have prepared for them,
     so that switching between them prepares nothing (0: plan on every call).  `budgets` maps backends to the bytes that
-    their arena and the work memory of their kernels may take; for a backend without a budget, `memory_available` is
-    the limit.  `copies` is the number of slots (at most 64) of each copy between backends, used in turn by queued
-    computes (policy "default"); the slots are part of `plan.buffer_sizes`.  `reorder` also plans the nodes in another
-    order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then indices into
-    `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises HazardError.
-    Weights of a store (`Backend.is_store`) are fetched in each compute while earlier nodes are computed; `windows` maps
-    backends to the bytes that such weights may take from the begin of their fetch to their last reader.  A backend that
-    is not in `windows` gets a window as large as its budget allows, or twice the largest weight if it has no limit.
-    `host_work` maps backends to the bytes of the host's memory that their kernels may take besides buffers
-    (`Backend.host_work`).  `arenas`: the buffers are shared with the other schedulers that are given the same `Arenas`.
+    their arena and the work memory of their kernels may take; for a backend without a budget, or with None,
+    `memory_available` is the limit.  `copies` is the number of slots (at most 64) of each copy between backends, used
+    in turn by queued computes (policy "default"); the slots are part of `plan.buffer_sizes`.  `reorder` also plans the
+    nodes in another order (reorder.py) and uses that plan when its arenas are smaller; positions in the plan are then
+    indices into `plan.graph.nodes`.  `zero`: inputs that were never set are zeros; otherwise computing with one raises
+    HazardError.  Weights of a store (`Backend.is_store`) are fetched in each compute while earlier nodes are computed;
+    `windows` maps backends to the bytes that such weights may take from the begin of their fetch to their last reader.
+    A backend that is not in `windows` gets a window as large as its budget allows, or twice the largest weight if it
+    has no limit.  `host_work` maps backends to the bytes of the host's memory that their kernels may take besides
+    buffers (`Backend.host_work`).  In each of these three, None is the same as a backend that is not there.  `arenas`:
+    the buffers are shared with the other schedulers that are given the same `Arenas`.
     A scheduler is a context manager.
 
     Raises ValueError for no backends, for a backend given twice, if the host is not last or a store is, or for an
@@ -60,11 +61,11 @@ class Scheduler:
         policy: str = "default",
         copies: int = 1,
         plan_cache: int = 8,
-        budgets: Mapping[Backend, int] | None = None,
+        budgets: Mapping[Backend, int | None] | None = None,
         reorder: bool = False,
         zero: bool = False,
-        windows: Mapping[Backend, int] | None = None,
-        host_work: Mapping[Backend, int] | None = None,
+        windows: Mapping[Backend, int | None] | None = None,
+        host_work: Mapping[Backend, int | None] | None = None,
         arenas: Arenas | None = None,
     ) -> None:
         if isinstance(backends, Backend):
@@ -119,12 +120,13 @@ class Scheduler:
             self._leased.serve(self._allocations, self._pipeline)
             self._lock = LockAndLease(self._one, self._leased)
 
-    def _bytes_of(self, what: str, given: Mapping[Backend, int] | None) -> dict[int, int]:
-        """{position of a backend: bytes} from `given`, {backend: bytes}.  Raises TypeError or ValueError for anything
-        else; `what` names the bytes in the message."""
+    def _bytes_of(self, what: str, given: Mapping[Backend, int | None] | None) -> dict[int, int]:
+        """{position of a backend: bytes} from `given`, {backend: bytes or None}; those with None are left out.  Raises
+        TypeError or ValueError for anything else; `what` names the bytes in the message."""
         if not isinstance(given, Mapping | None):
             raise TypeError(f"{what}s are {{backend: bytes}}, not {given!r}")
-        found = {self._index(backend): _index(nbytes) for backend, nbytes in (given or {}).items()}
+        positions = {self._index(backend): nbytes for backend, nbytes in (given or {}).items()}
+        found = {i: _index(nbytes) for i, nbytes in positions.items() if nbytes is not None}
         for i, nbytes in found.items():
             if nbytes < 0:
                 raise ValueError(f"backend {self.backends[i].name!r}: a {what} of {nbytes} bytes")

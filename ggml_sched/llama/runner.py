@@ -61,10 +61,9 @@ class Runner:
         # `backends` are in the order in which layers are spread over them; a scheduler needs the host last.
         ordered = sorted(backends, key=lambda backend: backend.is_host)
         # Bytes that the fit leaves for arenas: a weight's copy is streamed if keeping the copy would exceed them.
-        budgets = None if fit is None else {
-            backend: n for backend, n in zip(backends, fit.budgets(), strict=True) if n is not None}
+        budgets = {} if fit is None else dict(zip(backends, fit.budgets(), strict=True))
         if held is not None:
-            budgets = {**(budgets or {}), **held.budgets}
+            budgets.update(held.budgets)
             ordered = ordered if held.store is None else [held.store, *ordered]
         self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
                                               host_work=None if held is None else held.host_work, arenas=arenas)

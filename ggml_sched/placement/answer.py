@@ -244,8 +244,9 @@ class Fit:
         return {t: device for key, t in _keyed(graph) if (device := found.get(key)) is not None}
 
     def budgets(self) -> tuple[int | None, ...]:
-        """For each device the bytes that the arena of a scheduler may take: what weights and caches leave.  None, which
-        is no bound, for a host that `fit` has added: other graphs may need more there than those of the fit."""
+        """For each device the bytes that the arena of a scheduler may take (`Scheduler(budgets=)`): what weights and
+        caches leave.  None, which is no bound, for a host that `fit` has added: other graphs may need more there than
+        those of the fit."""
         return tuple(None if isinstance(use.device, Driver) else use.arena + use.left for use in self.memory)
 
     def verify(self) -> None:

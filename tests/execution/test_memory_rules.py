@@ -366,6 +366,20 @@ def test_a_budget_must_be_for_a_backend_of_the_scheduler():
         gs.Scheduler([gs.DryBackend("D")], budgets={gs.DryBackend("other"): 1})
 
 
+@pytest.mark.parametrize("argument", ["budgets", "windows", "host_work"])
+def test_bytes_that_are_none_bound_nothing_as_those_of_a_backend_that_is_left_out(argument):
+    graph, _, _ = wide(10)
+    backend = gs.DryBackend("D", memory=5 * 4096)
+    with gs.Scheduler([backend], **{argument: {backend: None}}) as sched, \
+            pytest.raises(gs.OutOfMemory, match=f"{5 * 4096} are available"):      # the backend's own bound stays
+        sched.plan(graph)
+    roomy = gs.DryBackend("D")
+    with gs.Scheduler([roomy], **{argument: {roomy: None}}) as sched, gs.Scheduler([roomy]) as without:
+        assert sched.plan(graph).buffer_sizes == without.plan(graph).buffer_sizes
+    with pytest.raises(gs.PlacementError):
+        gs.Scheduler([roomy], **{argument: {gs.DryBackend("other"): None}})
+
+
 # -- whole contexts ----------------------------------------
 
 

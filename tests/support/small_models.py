@@ -125,8 +125,7 @@ def allocated(fit: gs.Fit, graphs: Sequence[gs.Graph]) -> None:
         assert backends[use.device.name].used == use.weights + use.cache, f"bytes said of {use.device.name}"
     copies = [graphfile.graph_from_dict(graphfile.graph_to_dict(graph), lambda t: backends[fit.place(t).name])
               for graph in graphs]
-    budgets = {backends[device.name]: room for device, room in zip(fit.devices, fit.budgets(), strict=True)
-               if room is not None}
+    budgets = {backends[device.name]: room for device, room in zip(fit.devices, fit.budgets(), strict=True)}
     with gs.Scheduler(list(backends.values()), budgets=budgets) as scheduler:
         for graph in copies:
             for node, device in fit.nodes(graph).items():
