@@ -8,7 +8,7 @@ Corresponds to llama.cpp's llm_graph_result and llm_graph_input_i.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ggml_sched.llama._cells import Cells, TokenInputs
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.errors import ContextFull
 
-__all__ = ["BatchGraph", "Inputs", "Shape"]
+__all__ = ["BatchGraph", "Inputs", "LargestShapes", "Shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,44 @@ class Shape:
     n_kv: int
     n_outputs: int
     embeddings: bool = False
+
+
+class LargestShapes:
+    """The largest shape of each kind of batch, for `n_seq` sequences of the caller's, batches of `n_batch` tokens and
+    `n_kv` cache rows.  Memory is reserved for these shapes, and graphs of a kind get the plan of its largest by replay.
+
+    The kinds are: one token; a token for each sequence at most, with all outputs, as a server decodes; batches with no
+    output, with at most one output for each sequence, with more outputs, and with all tokens as outputs.  The kinds are
+    reserved separately, because the logits of many outputs need much memory, and few callers want those.  The sequence
+    in which embeddings are evaluated counts as one more.
+    """
+
+    __slots__ = ("_n_seq", "all", "each", "few", "most", "none", "token")
+
+    def __init__(self, n_seq: int, n_batch: int, n_kv: int) -> None:
+        self._n_seq = n_seq
+        each = min(n_seq + 1, n_batch)
+        self.token: Shape = Shape(1, n_kv, 1)
+        self.each: Shape = Shape(each, n_kv, each)
+        self.none: Shape = Shape(n_batch, n_kv, 0)
+        self.few: Shape = Shape(n_batch, n_kv, max(min(n_seq + 1, n_batch - 1), 1))
+        self.most: Shape = Shape(n_batch, n_kv, max(n_batch - 1, 1))
+        self.all: Shape = Shape(n_batch, n_kv, n_batch)
+
+    def of(self, shape: Shape) -> Shape:
+        """The largest shape of the kind of `shape`."""
+        n = shape.n_outputs
+        if n == shape.n_tokens:
+            found = self.token if n == 1 else self.each if n <= self._n_seq + 1 else self.all
+        else:
+            found = self.none if not n else self.few if n <= self.few.n_outputs else self.most
+        return replace(found, embeddings=True) if shape.embeddings else found
+
+    def usual(self, recurrent: bool) -> list[Shape]:
+        """The shapes that every use of a model needs: of one token, of a token for each sequence if there are several
+        (a recurrent model evaluates one sequence at a time), and of a prompt."""
+        each = () if recurrent or self._n_seq == 1 else (self.each,)
+        return list(dict.fromkeys((self.token, *each, self.few)))
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from ggml_sched._graph import Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.cpu.buffer import HostBackend
 from ggml_sched.errors import OutOfMemory
+from ggml_sched.llama.batchgraph import LargestShapes
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
@@ -165,15 +166,11 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
     refusal = None
     for n in BATCHES if n_batch is None else (n_batch,):
         n = min(n, cache.n_ctx)
-        wanted = [Shape(1, rows, 1)]
-        if n_seq > 1:
-            wanted.append(Shape(n_seq + 1, rows, n_seq + 1))
-        if n > 1:
-            wanted.append(Shape(n, rows, max(min(n_seq + 1, n - 1), 1)))
-        outputs = Shape(n, rows, n)
-        if n > 1 and made.is_small(outputs, PART_OF_OUTPUTS):
+        largest = LargestShapes(n_seq, n, rows)
+        wanted = largest.usual(hparams.recurrent)
+        if largest.all not in wanted and made.is_small(largest.all, PART_OF_OUTPUTS):
             with suppress(OutOfMemory):     # where the limit has room for all other graphs, it is kept without this one
-                return made.held([*wanted, outputs]), n
+                return made.held([*wanted, largest.all]), n
         try:
             return made.held(wanted), n
         except OutOfMemory as error:
@@ -185,12 +182,12 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
 def _hold_fit(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
     """`hold` for a placement.  Graphs of which the placement did not know are left out where they do not fit, and so is
     the context shift: as without fetched weights they are then planned when they are first used."""
-    rows = made.cache.padded(made.cache.n_ctx)
-    least = [Shape(1, rows, 1), *([Shape(n, rows, max(min(n_seq + 1, n - 1), 1))] if n > 1 else [])]
-    each = [Shape(n_seq + 1, rows, n_seq + 1)] if n_seq > 1 else []
-    for shapes in ([*least, *each, Shape(n, rows, n)], [*least, *each], least):
+    largest = LargestShapes(n_seq, n, made.cache.padded(made.cache.n_ctx))
+    usual = largest.usual(made.hparams.recurrent)
+    least = list(dict.fromkeys((largest.token, largest.few)))
+    for shapes in (list(dict.fromkeys([*usual, largest.all])), usual, least):
         with suppress(OutOfMemory):
-            return made.held(list(dict.fromkeys(shapes))), n
+            return made.held(shapes), n
     made.shifts = False
     return made.held(least), n
 

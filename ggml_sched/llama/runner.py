@@ -20,6 +20,7 @@ from ggml_sched.backend import Backend, overrides
 from ggml_sched.errors import OutOfMemory, each
 from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
+from ggml_sched.llama.batchgraph import LargestShapes
 from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
 from ggml_sched.llama.errors import SequenceError
 from ggml_sched.llama.hparams import Hparams
@@ -72,6 +73,7 @@ class Runner:
         self._by_name = {backend.name: backend for backend in backends}
         self.recorder: Recorder | None = None
         self.dirty: list[np.ndarray] = []       # cache rows that failed evaluations may have written
+        self._largest = LargestShapes(n_seq, n_batch, cache.padded(cache.n_ctx)).of
         self._reserved: set[Shape] = set()      # shapes with reserved memory: each the largest of its kind
         self._shift: ShiftGraph | None = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
@@ -217,7 +219,7 @@ class Runner:
                 self.scheduler.expect(self.graph(other).graph)
 
     def _allocate(self, graph: BatchGraph) -> None:
-        """Allocate the graph's tensors, in arenas that fit the largest graph of its kind (see `_largest`)."""
+        """Allocate the graph's tensors, in arenas that fit the largest graph of its kind."""
         largest = self._largest(graph.shape)
         if largest not in self._reserved:
             self._reserve(largest)
@@ -241,22 +243,6 @@ class Runner:
         self._reserved.add(shape)
         with suppress(OutOfMemory):
             self.scheduler.reserve(self._build(shape).graph)
-
-    def _largest(self, shape: Shape) -> Shape:
-        """The largest shape of the same kind, which is reserved: graphs of that kind get its plan by replay.
-
-        The kinds are: one token; a token for each sequence at most, with all outputs, as a server decodes; batches with
-        no output, with at most one output for each sequence, with more outputs, and with all tokens as outputs.  The
-        kinds are reserved separately, because the logits of many outputs need much memory, and few callers want those.
-        """
-        n_tokens, n_kv, n_outputs = self.n_batch, self.cache.padded(self.cache.n_ctx), shape.n_outputs
-        if n_outputs == shape.n_tokens:
-            most = 1 if n_outputs == 1 else self.n_seq if n_outputs <= self.n_seq else n_tokens
-            n_tokens = n_outputs = min(most, n_tokens)
-        elif n_outputs:
-            few = min(self.n_seq, n_tokens - 1)
-            n_outputs = few if n_outputs <= few else n_tokens - 1
-        return Shape(n_tokens, n_kv, n_outputs, shape.embeddings)
 
     def undo(self, lengths: Mapping[int, int]) -> None:
         """Restore sequences as they were at `begin`: `lengths` maps each to its number of tokens.  Idempotent."""

@@ -15,7 +15,8 @@ from ggml_sched.backends.dry import DryBackend
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
 from ggml_sched.llama.arguments import count
-from ggml_sched.llama.builder import Shape, build_graph
+from ggml_sched.llama.batchgraph import LargestShapes
+from ggml_sched.llama.builder import build_graph
 from ggml_sched.llama.gguf import open_gguf
 from ggml_sched.llama.kvcache import KVCache, type_of
 from ggml_sched.llama.load import MAX_ROWS
@@ -32,7 +33,8 @@ def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, 
                  n_seq: int = 1, flash: bool | None = None, backends: Sequence[Backend] | None = None,
                  all_outputs: bool = False) -> list[Graph]:
     """The graphs by which `gs.fit` places a model's weights and caches: of one token that reads the whole cache; of the
-    largest prompt, `n_batch` tokens with the outputs of a chat; and, for several sequences, of one token of each.
+    largest prompt, `n_batch` tokens with the outputs of a chat; and, for several sequences, of one token of each and of
+    the one in which embeddings are evaluated, but at most `n_batch`.
 
     The arguments are those of `load`, except that n_ctx None or 0 means as many tokens as the model was trained with,
     whatever memory there is.  `flash` None: flash attention is used if all of `backends` compute its node, or if no
@@ -53,14 +55,9 @@ def model_graphs(path: Source, n_ctx: int | None = None, n_batch: int = 512, *, 
 
     def graphs(flash: bool) -> list[Graph]:
         cache = KVCache(hparams, n_ctx, lambda name, layer: dry, type_of(kv_type), n_states, flash=flash)
-        n_kv = cache.padded(n_ctx)
-        shapes = [Shape(1, n_kv, 1)]
-        if n_seq > 1 and not hparams.recurrent:
-            shapes.append(Shape(n_seq, n_kv, n_seq))
-        if n_batch > 1:
-            counts = {min(n_seq + 1, n_batch - 1), *((n_batch - 1, n_batch) if all_outputs else ())}
-            shapes += [Shape(n_batch, n_kv, n) for n in sorted(counts)]
-        return [build_graph(arch, hparams, weights, cache, shape, flash).graph for shape in shapes]
+        largest = LargestShapes(n_seq, n_batch, cache.padded(n_ctx))
+        shapes = largest.usual(hparams.recurrent) + ([largest.most, largest.all] if all_outputs else [])
+        return [build_graph(arch, hparams, weights, cache, shape, flash).graph for shape in dict.fromkeys(shapes)]
 
     made = graphs(True if flash is None else flash)
     if flash is None and not all(backend.supports_op(node) for graph in made[:1] for node in graph.nodes

@@ -217,6 +217,15 @@ def test_the_least_limit_that_an_error_names_is_enough_and_one_byte_less_is_not(
         load(WIDE, memory=least - 1, **options)
 
 
+def test_a_limit_counts_no_batch_of_more_tokens_than_are_evaluated_at_a_time():
+    least = set()
+    for n_seq in 8, 32:
+        with pytest.raises(gs.OutOfMemory) as raised:
+            load(WIDE, memory=1000, n_ctx=64, n_threads=1, n_batch=2, n_seq=n_seq)
+        least.add(raised.value.needed)
+    assert len(least) == 1
+
+
 @pytest.mark.parametrize("options", [
     {"n_ctx": 60, "n_batch": 7, "n_seq": 3},                    # more memory leaves room for the logits of a prompt
     {"n_ctx": 1000, "n_batch": 1, "n_seq": 3},                  # the context shift has the largest arena

@@ -45,9 +45,27 @@ def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert path.stat().st_blocks == blocks
 
 
-def test_several_sequences_add_a_graph_of_a_token_each() -> None:
-    graphs = llama.model_graphs(random_model("llama"), 64, 16, n_seq=3)
-    assert [graph.meta["n_tokens"] for graph in graphs] == [1, 3, 16]
+@pytest.mark.parametrize(("n_batch", "n_tokens"), [(16, [1, 4, 16]), (4, [1, 4, 4]), (2, [1, 2, 2]), (1, [1])])
+def test_several_sequences_add_a_graph_of_a_token_each_and_of_one_for_embeddings(
+        n_batch: int, n_tokens: list[int]) -> None:
+    graphs = llama.model_graphs(random_model("llama"), 64, n_batch, n_seq=3)
+    assert [graph.meta["n_tokens"] for graph in graphs] == n_tokens
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3, 4, 5, 16])
+@pytest.mark.parametrize("arch", ["llama", "mamba"])
+def test_a_loaded_model_of_several_sequences_holds_the_arena_of_its_fit(arch: str, n_batch: int) -> None:
+    file = random_model(arch, metadata={"vocab_size": 2000})        # of few tokens, the logits need most memory
+    with gs.CpuBackend(1, name="CPU") as backend:
+        cpu = gs.Device("CPU", 1 << 30, 1e10, 1e11, host=True, backend=backend)
+        fit = gs.fit(llama.model_graphs(file, 64, n_batch, n_seq=3, backends=[backend]), [cpu])
+        with llama.load(file, place=fit, n_seq=3, use_mmap=False) as model:
+            assert model.n_batch == n_batch
+            for i in range(3):
+                model.sequence(i).eval(range(1, n_batch + 1), last_only=True)
+            model.eval_batch([(i, [1]) for i in range(3)])
+            (held,), (use,) = model.memory().values(), fit.memory
+            assert (held.weights, held.cache, held.arena) == (use.weights, use.cache, use.arena)
 
 
 def test_a_placement_for_all_outputs_has_room_for_the_logits_of_every_token() -> None:
