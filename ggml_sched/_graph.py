@@ -16,6 +16,7 @@ from ggml_sched.core.graph.tensor import (
     checked_alloc_size,
     computed,
     label,
+    lone_surrogate,
     measure_buffer,
     new_buffer,
     no_address,
@@ -28,6 +29,6 @@ from ggml_sched.core.graph.types import Type, inplace_ops, op_names, op_numbers
 __all__ = [
     "ALL_SOURCES", "BackendBase", "BufferBase", "Context", "ContextBase", "Graph", "ContextState", "Lease",
     "NodeTable", "Tensor", "Type", "apply_staged", "bind_resident", "check_graph_plan", "checked_alloc_size",
-    "computed", "inplace_ops", "label", "measure_buffer", "new_buffer", "no_address", "op_names", "op_numbers",
-    "register_tensor_data", "staged_leafs", "wait_for_queued",
+    "computed", "inplace_ops", "label", "lone_surrogate", "measure_buffer", "new_buffer", "no_address", "op_names",
+    "op_numbers", "register_tensor_data", "staged_leafs", "wait_for_queued",
 ]

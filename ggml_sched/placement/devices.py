@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched._graph import Type
+from ggml_sched._graph import Type, lone_surrogate
 from ggml_sched.backend import Backend
 from ggml_sched.backends.dry import DryBackend
 
@@ -117,6 +117,8 @@ class Device:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a device is a text that is not empty, not {name!r}")
         what = f"device {name!r}"
+        if found := lone_surrogate(name):
+            raise ValueError(f"{what}: the name has the lone surrogate {found}")
         if launch is None:
             launch = _HOST_LAUNCH if host else _LAUNCH
         if split is None:

@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 import pickle
+import re
 import tracemalloc
 
 import numpy as np
@@ -350,6 +351,22 @@ def test_order_is_part_of_the_fingerprint(ctx):
     assert one.fingerprint != two.fingerprint
 
 
+@pytest.mark.parametrize("name", ["w\ud800", "\udfffw", "x\udcff y"])
+def test_half_a_character_in_a_name_is_refused_where_the_name_is_given(name):
+    """No file or terminal takes it, and messages of these name no tensor."""
+    where = re.escape(repr(name)) + rf".* the lone surrogate U\+{max(map(ord, name)):04X}"
+    ctx = gs.Context()
+    t = ctx.tensor("f32", 4, "t")
+    for call in (lambda: ctx.tensor("f32", 4, name), lambda: ctx.set_name(t, name),
+                 lambda: ctx.restore("NONE", t.type, t.ne, t.nb, name=name)):
+        with pytest.raises(gs.GraphError, match="tensor " + where):
+            call()
+    with pytest.raises(ValueError, match="backend " + where):
+        gs.DryBackend(name)
+    assert t.name == "t" and len(ctx.tensors) == 1
+    assert ctx.set_name(t, "\ud7ff\ue000\U0001f600").name == "\ud7ff\ue000\U0001f600"       # characters
+
+
 @pytest.mark.parametrize("name", graph_names()[::4])
 def test_one_edge_of_a_real_graph(name):
     data = copy.deepcopy(graph_file(name))
@@ -518,8 +535,8 @@ WRONG = {
     "nodes too early": (lambda d: d.update(nodes=[3, 2, 4]), gs.GraphError, "'view'"),
     "a node twice": (lambda d: d.update(nodes=[2, 2, 3, 4]), gs.GraphError, "twice"),
     "a leaf missing": (lambda d: d.update(leafs=[1]), gs.GraphError, "'w'"),
-    "half a character in a name": (lambda d: d["tensors"][0].update(name="w\ud800"), gs.FileFormatError,
-                                   r"tensor 0: name 'w\\ud800' has the lone surrogate U\+D800"),
+    "half a character in a name": (lambda d: d["tensors"][0].update(name="w\ud800"), gs.GraphError,
+                                   r"tensor 0: tensor 'w\\ud800': the name has the lone surrogate U\+D800"),
     "half a character in a kind": (lambda d: d["tensors"][0].update(resident="\udfff"), gs.GraphError,
                                    r"tensor 0: .* is resident as '\\udfff'"),
     "half a character in meta": (lambda d: d.update(meta={"model": "\ud800"}), gs.FileFormatError, r"meta .*U\+D800"),
@@ -551,12 +568,12 @@ def test_meta_nested_as_deep_as_json_can_be_read_is_a_graph_or_refused(tmp_path)
 
 
 def test_graphs_with_values_that_json_does_not_have_are_pickled_and_fitted():
-    """Names of bytes that are no text, as os.fsdecode makes them, and numbers of NumPy: no file has them."""
+    """Bytes that are no text, as os.fsdecode makes one of them, and numbers of NumPy: no file has them."""
     ctx = gs.Context()
-    graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "x\udcff", input=True))))
-    graph.meta["count"] = np.int64(3)
+    graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "x", input=True))))
+    graph.meta.update(count=np.int64(3), file="x\udcff")
     plan = pickle.loads(pickle.dumps(gs.Scheduler([gs.DryBackend("CPU")]).plan(graph)))
-    assert (plan.graph.tensors[0].name, plan.graph.meta) == ("x\udcff", {"count": 3})
+    assert plan.graph.meta == {"count": 3, "file": "x\udcff"}
     gs.fit([graph], [gs.Device("CPU", 1 << 30, 1e10, 1e11, host=True)]).verify()
 
 

@@ -91,6 +91,7 @@ def test_rates_of_a_type_replace_the_rates_of_the_device():
     ({"flops_of": {"q4": 1}}, ValueError, "device 'A': flops_of names the type 'q4'; types are"),
     ({"name": ""}, TypeError, "the name of a device"),
     ({"name": 3}, TypeError, "the name of a device"),
+    ({"name": "A\udc80"}, ValueError, r"device 'A\\udc80': the name has the lone surrogate U\+DC80"),
     ({"backend": "CPU"}, TypeError, "device 'A': backend is a Backend"),
 ])
 def test_numbers_that_no_device_has_are_errors(fields, error, match):

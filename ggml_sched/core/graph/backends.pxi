@@ -104,7 +104,10 @@ cdef class BackendBase:
             raise ValueError(f"backend {name!r}: alignment {alignment} is not in 1 .. 2**30")
         if alignment & alignment - 1:
             raise ValueError(f"backend {name!r}: alignment {alignment} is not a power of two")
-        self.name = str(name)
+        name = str(name)
+        if found := lone_surrogate(name):
+            raise ValueError(f"backend {name!r}: the name has the lone surrogate {found}")
+        self.name = name
         self.alignment = alignment
 
     def expect_queries(self, nodes):

@@ -29,7 +29,7 @@ from libc.string cimport memcpy, memset
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.tensor cimport (
     ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, ContextState, Tensor, describe,
-    label,
+    label, lone_surrogate,
 )
 from ggml_sched.core.graph.types cimport (
     OP_IDS, OP_NAMES, TYPE_NAMES, layout_can_repeat, layout_contiguous, layout_equal, layout_is_empty,
@@ -182,6 +182,15 @@ cdef tuple cut_none(tuple src):
     return src[:n]
 
 
+cdef str checked_name(object given):
+    """The name of a tensor as a text; GraphError for one with a lone surrogate."""
+    cdef str name = str(given)
+    cdef str found = lone_surrogate(name)
+    if found:
+        raise GraphError(f"tensor {name!r}: the name has the lone surrogate {found}")
+    return name
+
+
 cdef class ContextBase:
     """The base of the classes with op methods: owns the tensors, and has the functions that make them."""
 
@@ -282,21 +291,21 @@ cdef class ContextBase:
     def tensor(self, type, ne, name="", input=False, output=False):
         """A new leaf of `type` and extents `ne` (one to four, innermost first), contiguous.
 
-        Raises GraphError for an unknown type, a row that does not hold whole blocks,
-        or a byte size beyond 2**63.
+        Raises GraphError for an unknown type, a row that does not hold whole blocks, a byte size beyond 2**63, or a
+        lone surrogate in the name, which no file or terminal takes.
         """
         cdef int64_t extents[4]
         cdef Tensor t
         read_ne(ne, extents)
-        name = str(name)
+        name = checked_name(name)
         t = self.add_dense(GS_OP_NONE, type_id(type), extents[0], extents[1], extents[2], extents[3], ())
         t._name = name
         t._flags = (GS_FLAG_INPUT if input else 0) | (GS_FLAG_OUTPUT if output else 0)
         return t
 
     def set_name(self, Tensor t not None, name):
-        """Name a tensor for messages, plans and tables; returns it."""
-        t._name = str(name)
+        """Name a tensor for messages, plans and tables; returns it.  GraphError for a lone surrogate in the name."""
+        t._name = checked_name(name)
         t.endings = 0
         return t
 
@@ -335,8 +344,8 @@ cdef class ContextBase:
                 flags=(), name="", resident=""):
         """A tensor with every field given, as a graph file holds it; strides and views are checked.
 
-        Raises GraphError for an unknown op or type, strides that do not fit, a view outside its root, and sources or
-        a root that the op cannot have.
+        Raises GraphError for an unknown op or type, strides that do not fit, a view outside its root, sources or a
+        root that the op cannot have, and a lone surrogate in the name.
         """
         cdef gs_layout layout
         cdef Tensor t
@@ -370,7 +379,8 @@ cdef class ContextBase:
         for flag in flags:
             if flag not in ("input", "output"):
                 raise GraphError(f"tensor {name!r}: unknown flag {flag!r}")
-        name, resident, src, view_offs = str(name), str(resident), tuple(src), _index(view_offs)
+        name, resident, src = checked_name(name), str(resident), tuple(src)
+        view_offs = _index(view_offs)
         check_wiring(name, &layout, src, view_src, view_offs, resident)
         t = self.add_tensor(found, &layout, cut_none(src), view_src, view_offs)
         with_params(t, words, n_words)

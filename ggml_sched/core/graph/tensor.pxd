@@ -8,6 +8,7 @@ from ggml_sched._c cimport gs_error, gs_layout, gs_node, gs_run_nodes
 cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) except -1
 cpdef str label(Tensor t)               # the tensor's name or id, for messages
 cdef str describe(Tensor t)             # the tensor's name or id, op, type and shape, for messages
+cpdef str lone_surrogate(str text)      # the first one, such as "U+D800"; "" where there is none
 cdef frozenset flag_names(int flags)
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1
 

@@ -53,6 +53,16 @@ cdef str describe(Tensor t):
     return f"{label(t)} ({t.op} {t.type} {list(t.ne)})"
 
 
+cpdef str lone_surrogate(str text):
+    """The first lone surrogate of a text, such as "U+D800", or "": it is no character, and no file or terminal takes it.
+    """
+    cdef Py_UCS4 c
+    for c in text:
+        if 0xD800 <= c <= 0xDFFF:
+            return f"U+{<int>c:04X}"
+    return ""
+
+
 cdef frozenset flag_names(int flags):
     names = []
     if flags & GS_FLAG_INPUT:
