@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import ggml_here
 import numpy as np
 import pytest
 from forks import in_child
+from interrupting import interrupted
 from processes import run_python
 
 import ggml_sched as gs
@@ -276,7 +278,8 @@ def test_memory_of_a_device_is_freed_once_with_its_buffer_closed_or_not(device_m
     with ggml_here.backend() as backend:
         device, freed = backend._device, []
         backend._device = SimpleNamespace(
-            allocate=device.allocate, release=lambda handle: (freed.append(handle), device.release(handle)))
+            allocate=device.allocate, base_of=device.base_of,
+            release=lambda handle: (freed.append(handle), device.release(handle)))
         buffer = backend.alloc_buffer(64)
         handle = buffer.handle
         assert handle and backend.used == 64
@@ -286,6 +289,24 @@ def test_memory_of_a_device_is_freed_once_with_its_buffer_closed_or_not(device_m
         del buffer
         gc.collect()
         assert freed == [handle] and backend.used == 0
+        backend._device = device
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")     # an interrupt of a finalizer
+def test_an_interrupt_leaves_no_memory_of_a_device_without_an_owner(device_memory):
+    """Wherever it comes: what ggml gave is given back with the last reference, once.  Functions of C stand for ggml's,
+    as no signal handler runs in these."""
+    with ggml_here.backend() as backend:
+        device = backend._device
+        for at in count(1):
+            made, freed = {}, []
+            backend._device = SimpleNamespace(allocate=made.setdefault, base_of=abs, release=freed.append)
+            where = interrupted(lambda: backend.alloc_buffer(64).close(), at, "backends/ggml")
+            gc.collect()
+            assert list(made.values()) == freed and backend.used == 0, where
+            if where is None:
+                break
+        assert freed == [64]
         backend._device = device
 
 

@@ -21,7 +21,7 @@ from ggml_sched.backend import Backend, Buffer, GraphView, as_nodes, checked_byt
 from ggml_sched.backends.cpu._kernels import isa
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
 from ggml_sched.backends.ggml._ggml import Device, GgmlBase, GraphPlan, drop_pages, run_graph_plan, tolerated_sources
-from ggml_sched.backends.ggml.buffer import DeviceBuffer, HostBuffer
+from ggml_sched.backends.ggml.buffer import DeviceBuffer, DeviceMemory, HostBuffer
 from ggml_sched.backends.ggml.library import Device as Offered
 from ggml_sched.backends.ggml.library import Library, load
 from ggml_sched.errors import BackendError, OutOfMemory
@@ -115,12 +115,12 @@ class GgmlBackend(GgmlBase, HostBackend):
         if self.is_host:
             return super().alloc_buffer(size)
         self._check_size(size)
-        handle, base = self._device.allocate(self._buft, max(size, 1))
-        if not handle:
+        memory = DeviceMemory(self._device, self._buft, max(size, 1))
+        if not memory.handle:
             free = self.memory_available()
             raise OutOfMemory(f"backend {self.name!r}: ggml gives no {size} bytes, {free} are free", self.name, size,
                               free)
-        buffer = DeviceBuffer(self, self._device, handle, base, size)
+        buffer = DeviceBuffer(self, self._device, memory, size)
         self.buffer_sizes.add(buffer)
         return buffer
 

@@ -7,6 +7,10 @@ Corresponds to ggml_backend_buffer_t.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -19,7 +23,7 @@ from ggml_sched.backends.ggml._ggml import Device, RepackedWeight
 if TYPE_CHECKING:
     from ggml_sched.backends.ggml.backend import GgmlBackend
 
-__all__ = ["DeviceBuffer", "HostBuffer"]
+__all__ = ["DeviceBuffer", "DeviceMemory", "HostBuffer"]
 
 
 class HostBuffer(CpuBuffer):
@@ -39,17 +43,36 @@ class HostBuffer(CpuBuffer):
         super().free()
 
 
+class DeviceMemory:
+    """A buffer of ggml's in the memory of a device; `handle` is 0 if ggml gives none.  `drop` or the last reference
+    gives it back."""
+
+    def __init__(self, device: Device, buft: int, size: int) -> None:
+        handles: list[int] = []
+        self.drop: Callable[[], None] = partial(_give_back, device.release, handles)
+        weakref.finalize(self, self.drop).atexit = False        # the library may be gone by then
+        # Memory is allocated, and its handle put into the list from which `drop` takes it, by one call of C, in which
+        # no signal handler runs: an interrupt finds no memory without an owner.
+        handles.extend(starmap(device.allocate, ((buft, size),)))
+        self.handle: int = handles[0]
+
+
+def _give_back(release: Callable[[int], object], handles: list[int]) -> None:
+    """Take the handle off a list, if it is still there and not 0, and release it: by one call of C, as above."""
+    with suppress(IndexError):
+        next(map(release, iter(handles.pop, 0)), None)
+
+
 class DeviceBuffer(Buffer):
     """Memory of a device that the CPU cannot read directly: ggml copies data to it and back."""
 
     writable = True
 
-    def __init__(self, backend: Backend, device: Device, handle: int, base: int, size: int) -> None:
-        super().__init__(backend, size, base)
-        self.handle: int = handle
+    def __init__(self, backend: Backend, device: Device, memory: DeviceMemory, size: int) -> None:
+        super().__init__(backend, size, device.base_of(memory.handle))
+        self.handle: int = memory.handle
         self._device = device
-        self._release = weakref.finalize(self, device.release, handle)
-        self._release.atexit = False        # the library may be gone by then
+        self._memory = memory
 
     def write(self, offset: int, data: memoryview) -> None:
         self._device.move(*self._range(offset, len(data)), data, True)
@@ -63,7 +86,7 @@ class DeviceBuffer(Buffer):
 
     def free(self) -> None:
         self.handle = 0
-        self._release()
+        self._memory.drop()
         cast("GgmlBackend", self.backend).buffer_sizes.drop(self)
 
     def _range(self, offset: int, size: int) -> tuple[int, int]:

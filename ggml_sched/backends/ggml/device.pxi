@@ -81,13 +81,15 @@ cdef class Device:
     # -- memory of the device -------------------------------------------------------
 
     def allocate(self, uintptr_t buft, size_t size):
-        """(handle, base) of a new buffer; (0, 0) without enough memory."""
+        """The handle of a new buffer; 0 without enough memory."""
         cdef void *buffer
         with nogil:
             buffer = self.api.call.backend_buft_alloc_buffer(<void *>buft, size)
-        if buffer == NULL:
-            return 0, 0
-        return <uintptr_t>buffer, <uintptr_t>self.api.call.backend_buffer_get_base(buffer)
+        return <uintptr_t>buffer
+
+    def base_of(self, uintptr_t buffer):
+        """The address of the first byte of a buffer of `allocate`."""
+        return <uintptr_t>self.api.call.backend_buffer_get_base(<void *>buffer)
 
     def release(self, uintptr_t buffer):
         """Free a buffer of `allocate`."""
