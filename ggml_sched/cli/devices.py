@@ -67,14 +67,16 @@ def with_disk(devices: Sequence[Device], disk: str | None) -> tuple[Device, ...]
 
 
 def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tuple[str, str], Link]]:
-    """The devices and links of `measured_devices`; why they are not kept, if so, is printed to standard error."""
-    from ggml_sched.placement.measured import measured_devices
+    """The devices and links of `measured_devices`; why they are not kept, if so, is printed to standard error;
+    other warnings, such as NumPy's, are not."""
+    from ggml_sched.placement.measured import NotKept, measured_devices
 
     with warnings.catch_warnings(record=True) as raised:
-        warnings.simplefilter("always", RuntimeWarning)
+        warnings.simplefilter("always", NotKept)
         found = measured_devices(backends)
     for warning in raised:
-        print("ggml-sched:", warning.message, file=sys.stderr, flush=True)
+        if issubclass(warning.category, NotKept):
+            print("ggml-sched:", warning.message, file=sys.stderr, flush=True)
     return found
 
 

@@ -23,10 +23,14 @@ from ggml_sched.errors import FileFormatError
 from ggml_sched.placement.devices import Device, Link
 from ggml_sched.placement.measure import TYPES, measure, measure_links, memory_left
 
-__all__ = ["default_path", "load_devices", "measured_devices", "save_devices"]
+__all__ = ["NotKept", "default_path", "load_devices", "measured_devices", "save_devices"]
 
 _FORMAT, _VERSION = "ggml-sched devices", 1
 _MAX_BYTES = 1 << 20
+
+
+class NotKept(RuntimeWarning):
+    """What was measured is not kept, because the system does not let this process read or write the file."""
 
 
 def default_path() -> Path:
@@ -73,8 +77,9 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
     What is measured is added to the file (`path`, default `default_path()`); `again` measures everything anew.  The
     `memory` of a device is what is left on it at this call.  A device of the file stands for a backend of the same
     name.  Backends of other processes, and links to them, are measured each time, because their names may stand for
-    other machines next time.  A file that the system does not let this process read or write is a RuntimeWarning: what
-    was measured is returned, and not kept.  Raises as `measure`, and FileFormatError for a file that is none of these.
+    other machines next time.  A file that the system does not let this process read or write is a warning, NotKept:
+    what was measured is returned, and not kept.  Raises as `measure`, and FileFormatError for a file that is none of
+    these.
     """
     path = default_path() if path is None else Path(path)
     known: tuple[Device, ...] = ()
@@ -86,8 +91,7 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
         is_there = False
     except OSError as error:
         is_kept = False     # the file may hold what its user has written
-        warnings.warn(f"{path} cannot be read: {error.strerror}: what is measured is not kept", RuntimeWarning,
-                      stacklevel=2)
+        warnings.warn(f"{path} cannot be read: {error.strerror}: what is measured is not kept", NotKept, stacklevel=2)
     by_name = {device.name: device for device in known}
     here = [backend for backend in backends if backend.worker is None]
     found = {}
@@ -107,7 +111,7 @@ def measured_devices(backends: Sequence[Backend], path: str | os.PathLike[str] |
         try:
             save_devices(path, [*(device for device in known if device.name not in names), *kept_here], links)
         except OSError as error:
-            warnings.warn(f"{path} cannot be written: {error.strerror}: what was measured is not kept", RuntimeWarning,
+            warnings.warn(f"{path} cannot be written: {error.strerror}: what was measured is not kept", NotKept,
                           stacklevel=2)
     ways = {pair: way for pair, way in links.items() if pair in wanted}
     if len(here) < len(backends):
