@@ -605,6 +605,36 @@ def dense_bytes(t: Tensor) -> int:
     return t.n_elements // t.type.block_size * t.type.type_size
 
 
+class CountingBackend(Backend):
+    """A backend that counts the bytes of its buffers: `alloc_buffer` adds each to `buffer_sizes`, and the `free` of a
+    buffer drops it from there.
+
+    `memory`: the most bytes of all its buffers together (None: no bound); `used`: how many of them are allocated now.
+    """
+
+    memory: int | None = None
+
+    def __init__(self, name: str, alignment: int = 64) -> None:
+        super().__init__(name, alignment)
+        self.buffer_sizes: BufferSizes = BufferSizes()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the buffers that are open."""
+        return self.buffer_sizes.total
+
+    def memory_available(self) -> int | None:
+        """Bytes that can still be allocated here; None if `memory` sets no bound."""
+        return None if self.memory is None else self.memory - self.used
+
+    def _check_room(self, size: int) -> None:
+        """OutOfMemory if a buffer of `size` bytes would exceed `memory`."""
+        if self.memory is not None and size > self.memory - self.used:
+            left = self.memory - self.used
+            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {left} of {self.memory} left", self.name,
+                              size, left)
+
+
 def overrides(backend: Backend, *methods: str) -> bool:
     """Whether the class of a backend overrides one of these methods of `Backend`."""
     return any(getattr(type(backend), method) is not getattr(Backend, method) for method in methods)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ggml_sched._graph import Graph, Tensor, label
-from ggml_sched.backend import ALL_SOURCES, Backend, Buffer, BufferSizes, GraphView, checked_bytes
+from ggml_sched.backend import ALL_SOURCES, Buffer, CountingBackend, GraphView, checked_bytes
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.testing.faults import FaultPoints
 
@@ -32,7 +32,7 @@ class DryBuffer(Buffer):
         cast("DryBackend", self.backend).buffer_sizes.drop(self)
 
 
-class DryBackend(FaultPoints, Backend):
+class DryBackend(FaultPoints, CountingBackend):
     """A device for planning.
 
     `alignment` in bytes; `max_buffer_size` bounds one buffer and `memory` all buffers together, in
@@ -55,17 +55,8 @@ class DryBackend(FaultPoints, Backend):
         self.max_buffer_size: int | None = checked_bytes(self.name, "max_buffer_size", max_buffer_size)
         self.memory: int | None = checked_bytes(self.name, "memory", memory)
         self.accepts_computes: bool = bool(accepts_computes)
-        self.buffer_sizes: BufferSizes = BufferSizes()
         if supports_op is not None:
             vars(self)["supports_op"] = supports_op     # hides the method of the class
-
-    @property
-    def used(self) -> int:
-        """Bytes of the buffers that are open."""
-        return self.buffer_sizes.total
-
-    def memory_available(self) -> int | None:
-        return None if self.memory is None else self.memory - self.used
 
     def alloc_buffer(self, size: int) -> DryBuffer:
         self.check_fault("alloc", f"a buffer of {size} bytes", size)
@@ -74,11 +65,7 @@ class DryBackend(FaultPoints, Backend):
                 f"backend {self.name!r}: a buffer of {size} bytes exceeds its maximum of "
                 f"{self.max_buffer_size}",
                 self.name, size, self.max_buffer_size)
-        if self.memory is not None and size > self.memory - self.used:
-            raise OutOfMemory(
-                f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of {self.memory} "
-                "left",
-                self.name, size, self.memory - self.used)
+        self._check_room(size)
         buffer = DryBuffer(self, size)
         self.buffer_sizes.add(buffer)
         return buffer

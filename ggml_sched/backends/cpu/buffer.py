@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 import numpy as np
 
 from ggml_sched._graph import Tensor
-from ggml_sched.backend import Backend, Buffer, BufferSizes, same_layout
+from ggml_sched.backend import Backend, Buffer, CountingBackend, same_layout
 from ggml_sched.errors import BackendError, OutOfMemory
 from ggml_sched.graph.hostdata import array_over
 
@@ -81,39 +81,23 @@ class CpuBuffer(Buffer):
         return self.memory[offset : offset + size]
 
 
-class HostBackend(Backend):
+class HostBackend(CountingBackend):
     """Base class of backends over host memory: allocates and wraps buffers, copies tensors, and refuses to go on after
     `close`.
 
-    `memory`: the most bytes of all its buffers together (None: no bound); `used`: how many of them are allocated now;
-    `buffer_sizes`: those of its buffers, without buffers over memory of the caller.
+    `buffer_sizes` counts no buffers over memory of the caller.
     """
 
     concurrent_copies = True
-    memory: int | None = None
     buffer_class: type[CpuBuffer] = CpuBuffer
     _closed = False
-
-    def __init__(self, name: str, alignment: int = 64) -> None:
-        super().__init__(name, alignment)
-        self.buffer_sizes: BufferSizes = BufferSizes()
-
-    @property
-    def used(self) -> int:
-        return self.buffer_sizes.total
-
-    def memory_available(self) -> int | None:
-        """Bytes that can still be allocated here; None if `memory` sets no bound."""
-        return None if self.memory is None else self.memory - self.used
 
     def _check_size(self, size: int) -> None:
         """Check that a buffer of `size` bytes may be allocated; BackendError, ValueError, OutOfMemory."""
         self._require_open()
         if size < 0:
             raise ValueError(f"backend {self.name!r}: a buffer of {size} bytes")
-        if self.memory is not None and size > self.memory - self.used:
-            raise OutOfMemory(f"backend {self.name!r}: {size} bytes needed, {self.memory - self.used} of "
-                              f"{self.memory} left", self.name, size, self.memory - self.used)
+        self._check_room(size)
 
     def alloc_buffer(self, size: int) -> Buffer:
         """`size` zero bytes at a multiple of 64, a `buffer_class`."""
