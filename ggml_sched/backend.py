@@ -505,7 +505,9 @@ class Backend(BackendBase):
         """Compute `graph.nodes` in order; views among them (`not node.computes`) need no work.
 
         By default calls `compute_node` for each node that is not a view; an exception of `compute_node` gets a note
-        that names the backend and the node.  An asynchronous backend may return before the nodes are computed.
+        that names the backend and the node.  An asynchronous backend may return before the nodes are computed.  After
+        an exception the memory of all nodes is undefined: CpuBackend computes products of the same activations at once,
+        some of them before nodes that precede them.
         """
         if not overrides(self, "compute_node"):
             raise NotImplementedError(f"backend {self.name!r} does not compute")

@@ -282,6 +282,7 @@ class Scheduler:
         results raises HazardError.
 
         Exceptions of backends, of the callback and of `ask` reach the caller; the scheduler can be used afterwards.
+        What the nodes write is undefined after an exception of a backend, which may have computed later nodes, too.
         Computes queued before are waited for first, and their errors are raised here.  Raises the exceptions of
         `alloc`, BackendError if no backend has memory, and ValueError for `ask` without `callback`.
         """

@@ -311,7 +311,8 @@ static int can_be_earlier(const gs_node *node, const gs_calls *list, int32_t fir
     return 1;
 }
 
-/* Appends a product to those that call number tables->multiply computes; 0 if its result must not be computed there. */
+/* Appends a product to those that call number tables->multiply computes; 0 if its result must not be computed there.
+ * It is then also written if a call in between fails: after a fault the memory of nodes is undefined. */
 static int joined(gs_product *of, gs_calls *to, gs_tables *tables) {
     gs_call *call = &to->call[tables->multiply];
     if (call->n_parts > INT32_MAX - of->n_parts || !can_be_earlier(of->node, to, tables->multiply))
