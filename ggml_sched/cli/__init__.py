@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from ggml_sched import __version__
 from ggml_sched.cli import config, experts, fit, pack, plan, run
@@ -55,8 +56,19 @@ def _failed(error: BaseException, message: str) -> int:
     return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes the value of `--option=--`, for which argparse of CPython 3.11 gives an empty list."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if not action.option_strings or arg_strings != ["--"]:
+            return super()._get_values(action, arg_strings)
+        value = self._get_value(action, "--")
+        self._check_value(action, value)
+        return value if action.nargs is None else [value]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ggml-sched", description="Plans where the tensors of neural networks live, and runs them.")
     parser.add_argument("--version", action="version", version=f"ggml-sched {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

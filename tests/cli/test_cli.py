@@ -73,6 +73,17 @@ def test_wrong_arguments_exit_with_2(argv, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("argv", "code", "message"), [
+    (["fit", "{graph}", "--goal=--"], 1, "--goal --: not decode"),
+    (["fit", "{graph}", "--pin=--"], 1, "--pin --: not NAME=DEVICE"),
+    (["fit", "{graph}", "--context=--"], 2, "argument --context/--n-ctx: invalid int value: '--'"),
+    (["plan", "{graph}", "--backends=--"], 2, "argument --backends: invalid choice: '--'"),
+])
+def test_two_dashes_can_be_a_value(argv, code, message, graph_file, capsys):
+    assert cli.main([arg.format(graph=graph_file) for arg in argv]) == code
+    assert message in capsys.readouterr().err
+
+
 def test_every_command_has_help(capsys):
     for argv in (["--help"], ["run", "--help"], ["plan", "--help"], ["--version"]):
         assert cli.main(argv) == 0
