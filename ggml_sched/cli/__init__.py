@@ -9,9 +9,11 @@ Owns the exit codes: 0 done, 1 an error (one line on stderr, no traceback), 2 wr
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -35,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed the help, or what is wrong with the arguments
         return int(stop.code or 0)
     try:
-        code = args.run(args)
-        sys.stdout.flush()
+        with _names_as_given():
+            code = args.run(args)
+            sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
         # The program that reads stdout, such as `| head`, has ended.  Python flushes stdout at exit, which would raise
@@ -49,6 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(error, str(error) or "out of memory")
     except (Error, OSError, ValueError, TypeError) as error:
         return _failed(error, str(error))
+
+
+@contextmanager
+def _names_as_given() -> Iterator[None]:
+    """Print names of files that are no text in the encoding of standard output as the bytes that they are."""
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper) or stdout.errors != "strict":
+        yield
+        return
+    stdout.reconfigure(errors="surrogateescape")
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):     # what is not printed yet cannot be printed, or the stream is closed
+            stdout.reconfigure(errors="strict")
 
 
 def _failed(error: BaseException, message: str) -> int:

@@ -192,7 +192,9 @@ def _report(args: argparse.Namespace, path: str, config: str, n_layer: int) -> _
     print(f"\n{config}: {len(graph.nodes)} nodes, {len(plan.splits)} splits, {len(plan.copies)} copies, "
           f"{plan.copy_bytes:,} bytes copied, planned in {seconds(took)}")
     _tables(args, plan)
-    name = f"{os.path.basename(path).removesuffix('.gz').removesuffix('.json')} {config}"
+    # Pages and pictures are UTF-8, names of files any bytes.
+    file = os.fsencode(os.path.basename(path)).decode("utf-8", "replace")
+    name = f"{file.removesuffix('.gz').removesuffix('.json')} {config}"
     return _Drawn(name, {f"policy {args.policy}" if args.other else name: plan, **_by_other(args, plan)})
 
 

@@ -1,5 +1,7 @@
 """The command line: output, exit codes and error messages."""
 
+import gzip
+import os
 import re
 import subprocess
 import sys
@@ -88,6 +90,26 @@ def test_every_command_has_help(capsys):
     for argv in (["--help"], ["run", "--help"], ["plan", "--help"], ["--version"]):
         assert cli.main(argv) == 0
         assert "ggml-sched" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [
+    "plan {}.json --backends c1", "plan {}.json --backends c1 --html {}.html",
+    "fit {}.json --device CPU:1GB:1GB/s:1TF --svg {}.svg", "pack {}.csv --out {}.out"])
+def test_files_may_have_names_that_are_no_text(command, graph_file, tmp_path):
+    """In a locale of UTF-8; Python prints such names as they are in a locale without an encoding."""
+    if "--html" in command:
+        pytest.importorskip("bokeh", reason="needs the extra view")
+    name = os.fsencode(tmp_path) + b"/\xff"
+    with gzip.open(graph_file) as graph, open(name + b".json", "wb") as file:
+        file.write(graph.read())
+    with open(name + b".csv", "w", encoding="utf-8") as file:
+        file.write("lower,upper,size\n0,4,10\n")
+    argv = [part.encode().replace(b"{}", name) for part in command.split()]
+    done = subprocess.run([sys.executable, "-m", "ggml_sched", *argv], capture_output=True, timeout=300,
+                          env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
+    assert (done.returncode, done.stderr) == (0, b"") and name in done.stdout
+    with open(argv[-1] if argv[-1].startswith(name) else argv[1], encoding="utf-8") as file:
+        assert file.read()
 
 
 @pytest.mark.parametrize(("command", "closed", "code", "said"), [
