@@ -213,7 +213,7 @@ def _spent(names: Sequence[str], graphs: Sequence[tuple[float, Sequence[float], 
 
 def _draw(fit: Fit, answers: Sequence[tuple[str, _Answer]]) -> str:
     """The SVG file of (title, answer) pairs, drawn from top to bottom; the last answer is that of the fit."""
-    first, second = verdict(fit).splitlines()
+    first, _, second = verdict(fit).rpartition("\n")      # the names of devices, in the first, may have line breaks
     room = float(WIDTH - LEFT - RIGHT)
     if len(answers) > 1:
         room -= min(WIDTH / 4, 8 + max(wide(title, 12) for title, _ in answers))

@@ -75,6 +75,13 @@ def test_every_byte_of_a_device_is_in_its_bar(fit):
         ends[device] = x + wide
 
 
+@pytest.mark.parametrize("name", ["G\nPU", "GPU\u2028", "\x85", "<GPU\r"])
+def test_a_name_with_a_line_break_is_drawn(name):
+    fit = gs.fit(gs.llama.model_graphs(SMALL, 64, 8), [gs.Device(name, 1 << 30, 1e12, 8e13),
+                                                       gs.Device("CPU", 1 << 30, 6e10, 1e12, host=True)], LINK)
+    assert any((word or "").startswith("yes: all of it fits") for word in words(parsed(fit.to_svg())))
+
+
 def test_the_time_has_its_parts_the_bound_and_the_gap(fit):
     root = parsed(fit.to_svg())
     said = words(root)
