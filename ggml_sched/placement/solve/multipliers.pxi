@@ -116,6 +116,10 @@ cdef bint inverted(const double[:, ::1] planes, const int64_t[::1] basis, double
     return True
 
 
+cdef enum:
+    MOST_UPDATES = 20
+
+
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def simplex(const double[:, ::1] planes not None, const double[::1] prices not None, int64_t[::1] basis not None,
@@ -124,10 +128,12 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
     (1, 0, ..) and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.
 
     The column of `planes` [columns, rows] with the least reduced price enters the basis; after `most` pivots the first
-    column of negative reduced price, by Bland's rule; after twice as many pivots the simplex ends.
+    column of negative reduced price, by Bland's rule; after twice as many pivots the simplex ends.  The inverse of the
+    basis is updated after a pivot, and made anew after `MOST_UPDATES` pivots and at the end.
     """
-    cdef Py_ssize_t n = basis.shape[0], m = prices.shape[0], pivot, i, k, enter, leave
-    cdef double reduced, lowest, ratio, least
+    cdef Py_ssize_t n = basis.shape[0], m = prices.shape[0], pivot, i, k, enter, leave, updates = 0
+    cdef bint is_inverse = False, is_updated = False
+    cdef double reduced, lowest, ratio, least, part
     work_, dual_, change_, have_ = np.empty((n, 2 * n)), np.zeros(n), np.empty(n), np.empty(n)
     in_ = np.zeros(m, np.uint8)
     cdef double[:, ::1] work = work_
@@ -137,8 +143,10 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
         for k in range(n):
             inside[basis[k]] = 1
         for pivot in range(2 * most + 1):
-            if not inverted(planes, basis, work):
-                break
+            if not is_inverse:
+                if not inverted(planes, basis, work):
+                    break
+                is_inverse, is_updated, updates = True, False, 0
             for i in range(n):
                 dual[i], have[i] = 0.0, max(work[i, n], 0.0)
                 for k in range(n):
@@ -157,7 +165,10 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
                     if pivot >= most:
                         break
             if enter < 0:
-                break
+                if not is_updated:
+                    break
+                is_inverse = False      # the basis is optimal, unless updates have made the inverse inexact
+                continue
             least, leave = INFINITY, -1
             for k in range(n):
                 change[k] = 0.0
@@ -171,4 +182,14 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
                 break
             inside[basis[leave]], inside[enter] = 0, 1
             basis[leave] = enter
+            updates += 1
+            is_inverse, is_updated = updates < MOST_UPDATES and fabs(change[leave]) > 1e-6, True
+            if is_inverse:
+                for k in range(n):
+                    part = change[k] / change[leave]
+                    if k != leave and part != 0:
+                        for i in range(n):
+                            work[k, n + i] -= part * work[leave, n + i]
+                for i in range(n):
+                    work[leave, n + i] /= change[leave]
     return dual_, have_
