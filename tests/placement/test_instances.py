@@ -34,8 +34,7 @@ def test_large_arenas_on_three_devices_are_chosen_together() -> None:
 
 
 @pytest.mark.soak
-def test_counts_bound_a_token_on_four_devices() -> None:
-    pytest.importorskip("scipy")
+def test_branches_bound_a_token_on_four_devices() -> None:
     assert instances.instance(2012).fit().gap <= 0.01       # 0.0158 by labels alone
 
 

@@ -2,8 +2,8 @@
 
 `solve` tries fast methods first, and ends as soon as the gap is small enough: the bound by multipliers (`bound`); the
 paths of its relaxations, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels
-(`labels`); a bound by merged labels (`merged`); counts of equal stages by an integer program (`counts`) where HiGHS is
-installed.
+(`labels`); branch and bound over numbers of columns (`branches`); a bound by merged labels (`merged`); counts of equal
+stages by an integer program (`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Solution
 from ggml_sched.placement.solve.bound import Bound, Relaxation, best_bound, relax
+from ggml_sched.placement.solve.branches import Branches
 from ggml_sched.placement.solve.counts import Counts, has_highs, highs, linear
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.merged import MergedBound
@@ -38,17 +39,20 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
     "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """{effort: for each search by labels (the most labels kept after a stage, about how many columns are tried)}."""
-MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "proof": 1 << 26, "more": 1 << 25}
+MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "proof": 1 << 25, "more": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
+MAX_MERGED = 2
+"""Labels are merged only where at most so many devices are scarce: with more, branch and bound proves more, and sooner.
+"""
+BRANCHED = {"few": 1 << 20, "bound": 1 << 22, "all": 1 << 23, "proof": 1 << 24, "more": 1 << 24}
+"""{effort: over about how many columns branch and bound seeks paths; a quarter where labels are merged after it}."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after another, each with one more row, and the most nodes of HiGHS's
-search for each with the solver "highs"."""
-COUNTED: dict[str, tuple[tuple[int, int], ...]] = {
-    "bound": ((300, 1000),), "all": ((300, 1000),), "proof": ((150, 200), (400, 100), (600, 50))}
-"""{effort: for each integer program that the solver "auto" solves, (the most columns, the most nodes of HiGHS's
-search)}: HiGHS takes seconds for a thousand columns."""
-WHOLE = ("bound", "all")
-"""With these efforts "auto" solves a program only if it has all columns that are left."""
+search for each."""
+COUNTED = ("bound", "all")
+"""The efforts with which the solver "auto" solves integer programs."""
+MOST_COUNTED = 300
+"""The most columns of such a program: HiGHS takes seconds for a thousand columns."""
 NEAR_STOP = 1.01
 """With the effort "few" the bound by runs is computed only if `stop_at` is at most this many times the bound before."""
 TINY = 1e-12
@@ -65,9 +69,9 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     `cutoff` seconds: then `path` is None if no path below `cutoff` was found before.
 
     `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
-    bound by runs; "proof" with as many labels as "some", with the most columns for the bound by merged labels, and by
-    counts of the columns of the cheapest paths; "all" with labels for some tenths of a second, and by counts; "more"
-    with labels for up to a second; "most" with labels for some seconds.
+    bound by runs; "proof" with as many labels as "some", with the most columns for branch and bound and for the bound
+    by merged labels; "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a
+    second; "most" with labels for some seconds.
 
     `solver`: "own" uses this package alone; "highs" uses HiGHS (the extra `fit`) for what labels do not prove; "auto"
     uses HiGHS if it is installed, for programs so small that they take about a second.
@@ -96,18 +100,18 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         if by_runs.helps and effort != "some" and (effort != "few" or stop <= bound.value * NEAR_STOP):
             by_runs.raise_(bound, stop, effort == "few")
     if not is_near(problem, bound, path, within) and bound.value < cutoff:
-        labels = Labels(problem, bound)
+        labels, is_merged = Labels(problem, bound), effort in MERGED and len(problem.scarce) <= MAX_MERGED
         path = search_labels(labels, path, within, cutoff, EFFORTS[effort][:1])
-        if effort in MERGED and not is_done(labels, path, within, cutoff):
+        if effort in BRANCHED and not is_done(labels, path, within, cutoff):
+            path = search_branches(labels, path, within, cutoff, BRANCHED[effort] // (4 if is_merged else 1))
+        if is_merged and not is_done(labels, path, within, cutoff):
             bound.value = MergedBound(problem, bound).best(bound.value, stop_at(problem, path, within, cutoff),
                                                            MERGED[effort])
         if not is_done(labels, path, within, cutoff):
             path = search_labels(labels, path, within, cutoff, EFFORTS[effort][1:])
-        sizes: Sequence[tuple[int | None, int]] = COUNTED.get(effort, ())
-        if sizes and solver == "highs":
-            sizes = ((None, NODES),)
-        if sizes and solver != "own" and has_highs() and not is_done(labels, path, within, cutoff):
-            path = search_counts(labels, path, within, cutoff, sizes, effort in WHOLE)
+        counts = effort in COUNTED and (solver == "highs" or (solver == "auto" and has_highs()))
+        if counts and not is_done(labels, path, within, cutoff):
+            path = search_counts(labels, path, within, cutoff, None if solver == "highs" else MOST_COUNTED)
     return answer(problem, bound, path)
 
 
@@ -151,42 +155,37 @@ def search_labels(labels: Labels, path: Ints | None, within: float, cutoff: floa
     return path
 
 
-def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float,
-                  sizes: Sequence[tuple[int | None, int]], whole: bool) -> Ints | None:
-    """The best of `path` and of the paths of integer programs over counts; raises `labels.bound.value`.
+def search_branches(labels: Labels, path: Ints | None, within: float, cutoff: float, effort: int) -> Ints | None:
+    """The best of `path` and of a path that branch and bound has met; raises `labels.bound.value`."""
+    problem, bound = labels.problem, labels.bound
+    branches = Branches(problem, bound)
+    bound.value = max(bound.value, branches.best(stop_at(problem, path, within, cutoff), effort))
+    return cheaper(problem, bound, path, branches.path)
 
-    `sizes`: for each program, one after the other until one suffices or is not solved, (the most columns, or None for
-    no limit; the most nodes).  A program has the columns of the cheapest paths, by the linear program of all columns.
-    `whole`: whether to do nothing where these are not all columns.
-    """
+
+def search_counts(labels: Labels, path: Ints | None, within: float, cutoff: float, most: int | None) -> Ints | None:
+    """The best of `path` and of the paths of integer programs over counts; raises `labels.bound.value`.  Nothing is
+    done where more than `most` columns are left (None: no limit)."""
     problem, bound = labels.problem, labels.bound
     stop = stop_at(problem, path, within, cutoff)
     kept = labels.kept(stop)
-    if whole and any(most is not None and len(kept) > most for most, _ in sizes):
+    if most is not None and len(kept) > most:
         return path
     counts = Counts(problem, kept)
     counts.connect()
     value, least = linear(counts.program)
-    bound.value, least = max(bound.value, min(stop, value)), least[:len(kept)]
-    for most, nodes in sizes:
-        stop = stop_at(problem, path, within, cutoff)
-        target = stop if most is None or len(kept) <= most else min(stop, float(np.partition(least, most)[most]))
-        if target > bound.value:
-            path = search_program(labels, kept[least < target], target, path, within, nodes)
-            if bound.value < target or is_done(labels, path, within, cutoff):
-                break
-    return path
+    bound.value = max(bound.value, min(stop, value))
+    return path if bound.value >= stop else search_program(labels, kept[least[:len(kept)] < stop], stop, path, within)
 
 
-def search_program(labels: Labels, kept: Ints, stop: float, path: Ints | None, within: float,
-                   nodes: int) -> Ints | None:
+def search_program(labels: Labels, kept: Ints, stop: float, path: Ints | None, within: float) -> Ints | None:
     """The best of `path` and of the paths of integer programs over the columns `kept`, each with one more row than the
     one before; raises `labels.bound.value`, at most to `stop`: no path with other columns costs less."""
     problem, bound = labels.problem, labels.bound
     counts = Counts(problem, kept)
     counts.connect()
     for _ in range(ROUNDS):
-        found, proven = highs(counts.program, max(within / 2, TINY), nodes)
+        found, proven = highs(counts.program, max(within / 2, TINY), NODES)
         bound.value = max(bound.value, min(stop, proven))
         if found is None:
             break

@@ -8,6 +8,7 @@ by the largest error that its sums can have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,7 @@ from ggml_sched.placement.solve._chain import least_columns, prefixes, shortest
 from ggml_sched.placement.solve.master import Master
 from ggml_sched.placement.solve.problem import Problem
 
-__all__ = ["Bound", "Relaxation", "best_bound", "cheapest", "constant", "relax"]
+__all__ = ["Bound", "Relaxation", "best_bound", "bound_from", "cheapest", "constant", "relax"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,6 +54,8 @@ class Bound:
     relaxations: list[Relaxation] = field(default_factory=list)
     mixture: list[Relaxation] = field(default_factory=list)
     """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
+    shares: list[float] = field(default_factory=list)
+    """The weight of each path of `mixture`; their sum is 1."""
 
 
 def relax(problem: Problem, multipliers: Floats) -> Relaxation | None:
@@ -83,33 +86,43 @@ def cheapest(problem: Problem, reduced: Floats) -> tuple[Floats, Ints]:
 
 def best_bound(problem: Problem) -> Bound:
     """Nearly the best bound over all multipliers; infinite if it is proven that no path fits."""
-    n = len(problem.scarce)
-    best = Bound(-np.inf, np.zeros(n))
-    first = relax(problem, best.multipliers)
+    n = len(problem.budget)
+    first = relax(problem, np.zeros(n))
     if first is None or any(least_bytes(problem, row) > problem.budget[row] for row in range(n)):
         return Bound(np.inf, np.zeros(n))
-    best.value = first.value
-    best.relaxations.append(first)
-    best.mixture.append(first)
     if (first.memory <= problem.budget).all():
-        return best
+        return Bound(first.value, first.multipliers, [first], [first], [1.0])
+    return bound_from(problem, Bound(first.value, first.multipliers, [first]), [first], first.memory[None])
+
+
+def bound_from(problem: Problem, best: Bound, known: Sequence[Relaxation], memory: Ints, stop: float = np.inf,
+               close: float = CLOSE) -> Bound:
+    """Raise `best` nearly to the best bound over all multipliers, with the planes of `known` paths to begin with, and
+    return it; a new infinite bound if it is proven that no path fits.  It ends as soon as the bound reaches `stop`, or
+    where it can rise by at most the part `close`.  `memory`: the bytes of the known paths [paths, budgets]."""
+    n, met = len(problem.budget), list(known)
     seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
     master = Master(n, STEEPEST)
-    master.add(first.cost / seconds, (first.memory - problem.budget) / unit)
+    for one, excess in zip(known, (memory - problem.budget) / unit, strict=True):
+        master.add(one.cost / seconds, excess)
     for _ in range(40 + 30 * n):
         promised, scaled = master.solve()
-        if promised * seconds - best.value <= CLOSE * abs(best.value):
+        if best.value > -np.inf and promised * seconds - best.value <= close * abs(best.value):
             break
         multipliers = scaled * seconds / unit
-        met = relax(problem, multipliers)
-        assert met is not None
-        best.relaxations.append(met)
-        if met.value > best.value:
-            best.value, best.multipliers = met.value, multipliers
+        found = relax(problem, multipliers)
+        assert found is not None
+        met.append(found)
+        best.relaxations.append(found)
+        if found.value > best.value:
+            best.value, best.multipliers = found.value, multipliers
         if best.value > problem.dearest * (1 + 1e-9):
             return Bound(np.inf, best.multipliers, best.relaxations)
-        master.add(met.cost / seconds, (met.memory - problem.budget) / unit)
-    best.mixture = [best.relaxations[plane] for plane, _ in master.shares()]
+        master.add(found.cost / seconds, (found.memory - problem.budget) / unit)
+        if best.value >= stop:
+            break
+    shares = master.shares()
+    best.mixture, best.shares = [met[plane] for plane, _ in shares], [share for _, share in shares]
     return best
 
 

@@ -1,0 +1,67 @@
+"""The bound by branch and bound over numbers of columns holds for every path that fits, and is the best path's seconds
+where parts are divided until nothing is left to divide."""
+
+import numpy as np
+import pytest
+from random_chains import least, near_budget, random_chain
+
+from ggml_sched.placement.chain import Chain
+from ggml_sched.placement.solve import branches, solve
+from ggml_sched.placement.solve.bound import best_bound
+from ggml_sched.placement.solve.branches import Branches
+from ggml_sched.placement.solve.problem import Problem
+
+RNG = np.random.default_rng()
+ENDLESS = 1 << 30
+
+
+@pytest.mark.parametrize("n_devices, n_graphs", [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+def test_no_path_that_fits_costs_less_than_the_bound_by_branches(n_devices, n_graphs, monkeypatch):
+    exact = compared = 0
+    for _ in range(40):
+        chain = random_chain(RNG, n_devices, n_stages=int(RNG.integers(1, 6)), n_graphs=n_graphs)
+        budget = near_budget(RNG, chain)
+        problem, optimum = Problem(chain, budget), least(chain, budget)
+        bound = best_bound(problem)
+        if bound.value == np.inf or optimum == np.inf:
+            continue
+        for rows, effort in ((1, ENDLESS), (3, ENDLESS), (30, 30_000), (60, ENDLESS)):
+            monkeypatch.setattr(branches, "MAX_ROWS", rows)
+            found = Branches(problem, bound)
+            value = found.best(optimum * 1.5, effort)
+            assert bound.value * (1 - 1e-12) <= value <= optimum * (1 + 1e-12)
+            if found.path is not None:
+                assert problem.fits(found.path)
+                assert problem.cost_of(found.path) >= optimum * (1 - 1e-12)
+            assert Branches(problem, bound).best(optimum * 0.9, effort) <= optimum * 0.9
+        compared += 1
+        exact += value == pytest.approx(optimum, rel=1e-4)
+    assert exact >= 0.9 * compared > 0
+
+
+def test_paths_are_divided_while_columns_are_left():
+    chain = random_chain(np.random.default_rng(0), 2, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((2 * low + high) // 3).tolist())
+    bound = best_bound(problem)
+    assert Branches(problem, bound).best(bound.value * 1.2, 0) == bound.value
+    values = [Branches(problem, bound).best(bound.value * 1.2, effort) for effort in (1, 1 << 18, 1 << 24)]
+    assert values == sorted(values)
+    assert bound.value * 1.1 < values[-1]
+
+
+def test_a_path_has_a_whole_number_of_stages_on_a_device():
+    # A stage takes 1 second and 10 bytes on the device, or 2 seconds on the host.  One and a half stages would fit.
+    chain = Chain((0, 0, 0), (np.array([[[1.0]], [[2.0]]]),), (np.array([[10, 0], [0, 10]]),), np.zeros(1), ((0,),))
+    problem = Problem(chain, [15, 100])
+    bound = best_bound(problem)
+    assert bound.value == pytest.approx(4.5)
+    assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
+
+
+def test_the_same_call_gives_the_same_bound_and_path():
+    chain = random_chain(np.random.default_rng(2), 3, n_stages=10, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    budget = ((low + high) // 2).tolist()
+    one, two = (solve(chain, budget, 0.0, effort="proof", solver="own") for _ in range(2))
+    assert (one.cost, one.bound, one.path) == (two.cost, two.bound, two.path)
