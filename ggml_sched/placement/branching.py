@@ -596,10 +596,10 @@ class Branching:
         candidates, path = self.candidates, made.solution.path
         assert path is not None
         floors, bounds = list(case.floors), []
-        for d, price in enumerate(made.solution.multipliers):
-            for number in range(len(table.lasting) if price else 0):
+        for d in range(len(floors)):
+            for number in range(len(table.lasting)):
                 need = table.needed(made.chains[0], path, (number, d))[d]
-                if price * (need - floors[d]) < candidates.within * WORTH * made.solution.bound:
+                if not self._is_worth(made, floors, d, need):
                     continue
                 limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
                 outer, inner = (table.chain(case.caches, shared, limits, within) for within in (None, (number, d)))
@@ -615,6 +615,18 @@ class Branching:
                     bounds.append(bound)
                     floors[d] = need
         return floors, bounds
+
+    def _is_worth(self, made: Open, floors: Sequence[int], d: int, need: int) -> bool:
+        """Whether the bound of a case is much higher where the arena of device d has `need` bytes, and those of other
+        devices have their `floors`."""
+        if need <= floors[d]:
+            return False
+        gain = made.solution.multipliers[d] * (need - floors[d])
+        if not any(made.solution.multipliers):      # no budget binds: then multipliers say nothing of larger arenas
+            room = [budget - (need if other == d else floor)
+                    for other, (budget, floor) in enumerate(zip(self.candidates.budgets, floors, strict=True))]
+            gain = math.inf if min(room) < 0 else relaxed(made.chain, room)[0].bound - made.solution.bound
+        return gain >= self.candidates.within * WORTH * made.solution.bound
 
     def _above(self, made: Open, bound: float) -> bool:
         """Replace a case by one of larger floors (see `_lasting`), if all placements with smaller arenas are proven to
