@@ -174,9 +174,11 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
                 change[k] = 0.0
                 for i in range(n):
                     change[k] += work[k, n + i] * planes[enter, i]
-                if change[k] > 1e-12:
+                if change[k] > 1e-9:
                     ratio = have[k] / change[k]
-                    if ratio < least - 1e-15 or (ratio <= least + 1e-15 and (leave < 0 or basis[k] < basis[leave])):
+                    # Of equal ratios that of the largest change, which keeps the inverse exact; then by Bland's rule.
+                    if ratio < least - 1e-12 or (ratio <= least + 1e-12 and (leave < 0 or (
+                            change[k] > change[leave] if pivot < most else basis[k] < basis[leave]))):
                         least, leave = min(least, ratio), k
             if leave < 0:
                 break
