@@ -44,8 +44,11 @@ MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "proof": 1 << 25, "m
 MAX_MERGED = 2
 """Labels are merged only where at most so many devices are scarce: with more, branch and bound proves more, and sooner.
 """
-BRANCHED = {"few": 1 << 20, "bound": 1 << 22, "all": 1 << 23, "proof": 1 << 24, "more": 1 << 24}
-"""{effort: over about how many columns branch and bound seeks paths; a quarter where labels are merged after it}."""
+BRANCHED = {"few": (1 << 20, 1 << 18), "bound": (1 << 22, 1 << 20), "all": (1 << 23, 1 << 21),
+            "proof": (1 << 25, 1 << 24), "more": (1 << 24, 1 << 22)}
+"""{effort: over about how many columns branch and bound seeks paths, and where labels are merged after it}."""
+MIN_BRANCHED = 2
+"""Branch and bound is for so many scarce devices or more: with one, labels prove as much."""
 ROUNDS, NODES = 4, 1000
 """The most integer programs that are solved one after another, each with one more row, and the most nodes of HiGHS's
 search for each."""
@@ -102,8 +105,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     if not is_near(problem, bound, path, within) and bound.value < cutoff:
         labels, is_merged = Labels(problem, bound), effort in MERGED and len(problem.scarce) <= MAX_MERGED
         path = search_labels(labels, path, within, cutoff, EFFORTS[effort][:1])
-        if effort in BRANCHED and not is_done(labels, path, within, cutoff):
-            path = search_branches(labels, path, within, cutoff, BRANCHED[effort] // (4 if is_merged else 1))
+        if effort in BRANCHED and len(problem.scarce) >= MIN_BRANCHED and not is_done(labels, path, within, cutoff):
+            path = search_branches(labels, path, within, cutoff, BRANCHED[effort][is_merged])
         if is_merged and not is_done(labels, path, within, cutoff):
             bound.value = MergedBound(problem, bound).best(bound.value, stop_at(problem, path, within, cutoff),
                                                            MERGED[effort])

@@ -30,7 +30,7 @@ __all__ = ["Branches"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-STEP = 0.02
+STEP = 0.006
 """Numbers of bytes that differ by at most this part of a budget have one set."""
 BY_BYTES, BY_ENTRIES, BY_GROUPS, BY_COLUMNS = 4, 2, 3, 3
 """How many sets of each kind are tried for one part; those of groups and columns only if there are no others."""
@@ -42,7 +42,7 @@ CLOSE = 1e-5
 """The bound of a part is the best to this part of it, nearly."""
 PER_PATH, PER_BOUND = 4000, 16000
 """One path, and one bound, take as long as so many more columns would."""
-MAX_ROWS = 16
+MAX_ROWS = 24
 """A part is divided no more after so many divisions: with many rows, multipliers take long."""
 
 
