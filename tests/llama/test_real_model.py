@@ -187,8 +187,11 @@ def test_a_prompt_whose_beginning_is_cached_continues_as_if_evaluated_whole(mode
 
 
 def close(a: np.ndarray, b: np.ndarray) -> None:
-    """Logits of equal tokens that were evaluated in other batches, so that activations were rounded otherwise."""
-    assert np.abs(a - b).max() < 1.0
+    """Logits of equal tokens that were evaluated in other batches, so that activations were rounded otherwise.
+
+    The largest difference from exact products was 0.4 to 1.4, with the kernels of each instruction set.
+    """
+    assert np.abs(a - b).max() < 1.5
     assert np.sqrt(np.mean((a - b) ** 2)) < 0.02 * (b.max() - b.min())
     lead = np.diff(np.partition(b, -2)[-2:])[0]
     assert lead < LEAD or a.argmax() == b.argmax()
