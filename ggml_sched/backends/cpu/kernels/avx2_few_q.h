@@ -46,7 +46,8 @@ INLINE __m256i dot8(__m256i v, __m256i w, const int8_t *q) {
 #endif
 }
 
-/* The sums of four neighbouring products: of bytes 0 .. 7 of v, 0 .. 7 of w, 8 .. 15 of v, and so on. */
+/* The sums of eight neighbouring products, in the order of hadd: of bytes 0 .. 7 and 8 .. 15 of v, then of w, and in
+ * the upper half of the vector those of bytes 16 .. 31. */
 INLINE __m256i two_dots(__m256i v, __m256i w, const int8_t *q) {
 #if VNNI
     v = dot4(GS_TYPE_Q6_K, _mm256_setzero_si256(), v, load32(q));
@@ -99,7 +100,7 @@ INLINE void add_of_two_scales(const int type, const int N, const uint8_t *p, con
     UNROLL for (int j = 0; j < 8; j += 2) {
         const int i = 2 * j % 8;
         __m256i v = lanes(type, p, j), w = lanes(type, p, j + 1);
-        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);     /* as hadd leaves sums */
+        __m256i place = _mm256_setr_epi32(i, i, i + 2, i + 2, i + 1, i + 1, i + 3, i + 3);   /* as two_dots */
         UNROLL for (int c = 0; c < N; c++) {
             __m256i dot = two_dots(v, w, y[c][at].q + 32 * j);
             acc[c][j / 2 % 2] = add_scaled(acc[c][j / 2 % 2], dot, scaled[c][j / 4], place);

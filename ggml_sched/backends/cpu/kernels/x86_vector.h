@@ -107,7 +107,6 @@ typedef __m512i ivec;
 #define VEC_MUL _mm512_mul_ps
 #define VEC_OF_INT _mm512_cvtepi32_ps
 #define VEC_FNMA _mm512_fnmadd_ps
-#define VEC_LOWER _mm512_moveldup_ps
 #define IVEC_ZERO _mm512_setzero_si512()
 #define IVEC_AND _mm512_and_si512
 #define IVEC_OR _mm512_or_si512
@@ -133,7 +132,6 @@ typedef __m256i ivec;
 #define VEC_MUL _mm256_mul_ps
 #define VEC_OF_INT _mm256_cvtepi32_ps
 #define VEC_FNMA _mm256_fnmadd_ps
-#define VEC_LOWER _mm256_moveldup_ps
 #define IVEC_ZERO _mm256_setzero_si256()
 #define IVEC_AND _mm256_and_si256
 #define IVEC_OR _mm256_or_si256
