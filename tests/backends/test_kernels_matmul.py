@@ -95,7 +95,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.spread("type kernels", "n kernels", "type n")
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 13, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 40])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_every_type_with_few_and_many_columns(kernels, type, n):
     for blocks, m in ((1, 5), (9, 37), (3, 70)):
@@ -117,7 +117,7 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
-@pytest.mark.parametrize("n", [1, 3, 9])
+@pytest.mark.parametrize("n", [1, 3, 7, 9, 13])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
     """The weights begin, or end, where memory begins or ends that may be read."""
@@ -152,7 +152,7 @@ SLOW = ("numpy", "portable")
 
 
 # 250 columns are more than the 240 of one part, 513 are three parts.
-@pytest.mark.parametrize("columns", [(1, 9, 250), pytest.param((513,), marks=pytest.mark.soak)],
+@pytest.mark.parametrize("columns", [(1, 8, 13, 250), pytest.param((513,), marks=pytest.mark.soak)],
                          ids=["two parts", "three parts"])
 @pytest.mark.parametrize(("kernels", "type"), [
     pytest.param(kernels, type, marks=pytest.mark.soak if kernels in SLOW and type != "f32" else ())
@@ -243,7 +243,7 @@ def test_tokens_meet_the_experts_that_they_chose(ctx, kernels, type, n_used, slo
 
 @pytest.mark.spread("type isa", "type wrong", "type n", "n isa")
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
-@pytest.mark.parametrize("n", [1, 3, 9])
+@pytest.mark.parametrize("n", [1, 3, 7, 13])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
     k, m = 2 * max(block_size(type), 16), 18
@@ -263,7 +263,7 @@ def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
 
 @pytest.mark.spread("size isa", "size type", "size n", "type isa", "n isa")
 @pytest.mark.parametrize("type", ["q8_0", "q4_1", "q3_K"])
-@pytest.mark.parametrize("n", [1, 3, 9])
+@pytest.mark.parametrize("n", [1, 3, 13])
 @pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30])
 def test_activations_of_any_size(isa, type, n, size):
     k, m = 2 * block_size(type), 18
@@ -300,7 +300,7 @@ def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
     blocks = held.reshape(m, k // block_size(type), -1)
     blocks[: m // 2, :, begin:end], blocks[m // 2:, :, begin:end] = 0, 255
     w = quants.dequantize(held, gs.Type[type.upper()])
-    for n in (1, 4, 9):
+    for n in (1, 4, 8, 13):
         x = np.float32([1, -1])[np.arange(n) % 2, None] * np.ones((n, k), np.float32)
         got, want = run(type, held, (k, m), x).reshape(n, m), x.astype(np.float64) @ w.T
         assert np.abs(got - want).max() <= 1e-5 * np.abs(w).sum(1).max()

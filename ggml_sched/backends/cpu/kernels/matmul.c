@@ -81,9 +81,9 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
         if (j == 0)
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
-        int8_t *q = strip->q + GS_STEP_Q * (j - j % of->strips) + 16 * (j % of->strips);
+        int8_t *q = strip->q + GS_STEP_Q * (j - j % of->strip_order) + 16 * (j % of->strip_order);
         memcpy(q, cell.q, 16);
-        memcpy(q + 16 * of->strips, cell.q + 16, 16);
+        memcpy(q + 16 * of->strip_order, cell.q + 16, 16);
         float times = is_offset ? (float)-offset : 1.0f;
         if (per_step == 1) {
             strip->d[j] = cell.d;
@@ -101,7 +101,7 @@ static void prepare_column(const gs_product *of, const char *shared, int64_t gro
     const gs_layout *b = &of->node->src[1]->layout;
     const char *from = gs_column_at(of, shared, group, column, 1);
     int64_t tile = column / of->tile, columns = gs_columns_of(of, shared, group);
-    if (of->strips > 0 && columns <= of->kernels->strip_columns) {
+    if (of->strip_order > 0 && columns <= of->kernels->strip_columns) {
         prepare_strips(of, from, gs_strips_of(of, shared, group, column));
         return;
     }
@@ -268,7 +268,7 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
 static int same_columns(const gs_product *x, const gs_product *y) {
     const gs_node *const *a = x->node->src, *const *b = y->node->src;
     if (x->node->op != y->node->op || a[0]->layout.ne[2] != b[0]->layout.ne[2]
-        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]) || x->strips != y->strips)
+        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]) || x->strip_order != y->strip_order)
         return 0;
     if (gs_is_id(x) && !gs_same_elements(a[2], b[2]))
         return 0;
@@ -332,14 +332,14 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     int64_t bytes, scratch, items, row_bytes;
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
-    of->few = of->kind != NULL ? of->kernels->few_q : GS_FEW_F;
-    of->strips = of->kind != NULL ? of->kernels->strips(of->kind) : 0;
+    of->few = of->kind != NULL ? of->kernels->few_columns(of->kind) : GS_FEW_F;
+    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind) : 0;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
-    if (of->strips > 0) {
+    if (of->strip_order > 0) {
         int64_t strips = pieces(of->steps, GS_STRIP_STEPS) * (int64_t)sizeof(gs_strip);
         of->column_bytes = clamped(of->column_bytes, strips, INT64_MAX);
     }

@@ -14,6 +14,11 @@
 /* Adding this number to a value rounds it to the nearest integer, ties to even: the sum has no bits for a fraction. */
 #define ROUNDER 12582912.0f /* 1.5 * 2^23 */
 
+static int32_t few_columns(const gs_block_kind *kind) {
+    (void)kind;
+    return GS_FEW_Q;
+}
+
 static int32_t no_strips(const gs_block_kind *kind) {
     (void)kind;
     return 0;
@@ -131,5 +136,5 @@ static void few(const gs_product *of, const char *shared, int64_t group, int64_t
     many(of, shared, group, row0, row1, 0, gs_columns_of(of, shared, group), scratch);
 }
 
-const gs_product_kernels gs_product_portable = {16, GS_FEW_Q, 0, no_strips, no_offset,
+const gs_product_kernels gs_product_portable = {16, few_columns, 0, no_strips, no_offset,
                                                 quantize, few, many, room_for_row};

@@ -3,7 +3,7 @@
  * Included by matmul_neon.h.
  */
 /* Of how many steps of a strip the first halves lie together (gs_strip). */
-INLINE int order_of(const int type) {
+INLINE int strip_order(const int type) {
     (void)type;
     return 1;
 }

@@ -24,7 +24,7 @@
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
 #define GS_FEW_Q 4             /* most columns with which quantised weights are multiplied row by row */
-#define GS_SIDE_Q 6            /* most columns with which rows of them are multiplied side by side, not by panels */
+#define GS_SIDE_Q 12           /* most columns with which rows of them are multiplied side by side, not by panels */
 #define GS_SIDE_ROWS 8         /* most rows side by side */
 #define GS_FEW_F 12            /* the same for float weights: to repack for so few would take longer than it saves  */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */
@@ -47,7 +47,7 @@ typedef struct gs_cell_q {
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
  * the weights' scales.  Steps beyond k are zeros.  The order of q is of n steps the first 16 elements each, then the
- * others, and so for the next n steps; n is `strips` of the product, 1, 2 or 4. */
+ * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -61,9 +61,10 @@ typedef struct gs_product gs_product;
 /* The kernels of one instruction set. */
 typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
-    int32_t few_q;              /* the most columns of quantised weights for `few`; at most GS_SIDE_Q */
-    int32_t strip_columns;      /* for at most so many of these `few` takes strips, at most GS_FEW_Q; otherwise cells */
-    int32_t (*strips)(const gs_block_kind *kind);   /* the order of strips that `few` takes; 0: it takes none */
+    /* The most columns of these weights for `few`, at most GS_SIDE_Q. */
+    int32_t (*few_columns)(const gs_block_kind *kind);
+    int32_t strip_columns;      /* of at most so many, at most GS_FEW_Q, `few` takes strips, of more cells */
+    int32_t (*strip_order)(const gs_block_kind *kind);  /* the order of these strips; 0: `few` takes none */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
@@ -83,7 +84,7 @@ struct gs_product {
     const gs_block_kind *kind;  /* of the weights; NULL: f32, f16, bf16 */
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
-    int32_t strips;             /* the order of strips, for a group of few columns; 0: none */
+    int32_t strip_order;        /* the order of strips, for a group of few columns; 0: none */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */
     int64_t tile;               /* columns of a tile                                     */

@@ -20,8 +20,8 @@ static int32_t offset_of(const gs_block_kind *kind) {
     return is_signed(kind->type) ? 0 : kind->offset;
 }
 
-static int32_t strips_of(const gs_block_kind *kind) {
-    return order_of(kind->type);
+static int32_t strip_order_of(const gs_block_kind *kind) {
+    return strip_order(kind->type);
 }
 
 #include "few_q.h"
@@ -39,6 +39,11 @@ static int32_t strips_of(const gs_block_kind *kind) {
     }
 
 GS_QUANTISED(FEW_Q)
+
+static int32_t few_columns(const gs_block_kind *kind) {
+    (void)kind;
+    return GS_FEW_Q;
+}
 #endif
 #include "few_f.h"
 #include "many_q.h"

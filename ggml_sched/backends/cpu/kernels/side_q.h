@@ -1,4 +1,4 @@
-/* side_q.h -- quantised weights times a few columns, 2 .. GS_SIDE_Q: rows side by side.
+/* side_q.h -- quantised weights times a few columns, 2 .. most_columns(type): rows side by side.
  *
  * Included by product_loops.h.  A vector has the levels of eight neighbouring elements of SIDE rows, so each row has
  * two lanes of 32 bits.  A step (32 elements) is four such vectors; their products are added in integers, then scaled
@@ -308,16 +308,22 @@ INLINE ivec dots(const int type, ivec start, const ivec *v, const int8_t *q, con
 #endif
 }
 
+/* Multiplies with all columns of a group, of which there are at most N: more than N - 2, so that those beyond the last,
+ * which repeat the last one and are not stored, are few. */
 INLINE void side_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
-                  int64_t row1) {
+                   int64_t row1) {
     const int units = units_of(type), size = bytes_of(type), halves = halves_of(type), part = SIDE * size / units;
+    const int64_t columns = N > 4 ? gs_columns_of(of, shared, group) : N;
+    const int64_t width = gs_width_of(of, columns, 0), width_1 = N > GS_TILE_Q ? columns - width : 0;
+    const gs_cell_q *tile = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
+    const gs_cell_q *tile_1 = width_1 > 0 ? (const gs_cell_q *)gs_tile_of(of, shared, group, 1) : NULL;
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1];
     float *out[GS_SIDE_Q];
-    for (int c = 0; c < N; c++)
+    for (int64_t c = 0; c < columns; c++)
         out[c] = gs_result_at(of, shared, group, c);
     for (int64_t row = row0; row < row1; row += SIDE) {
-        const gs_cell_q *y = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
+        const gs_cell_q *y = tile, *y_1 = tile_1;       /* of the first tile of columns, and of the second */
         const char *ahead = a + (row + SIDE) * stride;
         const uint8_t *p[SIDE];
         vec acc[GS_SIDE_Q], sum[GS_SIDE_Q], least[GS_SIDE_Q];
@@ -332,7 +338,7 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
                 UNROLL for (int c = 0; c < N; c++)
                     sum[c] = least[c] = VEC_ZERO;
             }
-            UNROLL for (int j = 0; j < units; j++, y += N, ahead += part) {
+            UNROLL for (int j = 0; j < units; j++, y += width, y_1 += width_1, ahead += part) {
                 ivec v[4];
                 vec s[2], m[2];
                 UNROLL for (int line = 0; line < part; line += 64)
@@ -340,15 +346,17 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
                 levels_of(type, p, j, v);
                 scales_of_step(type, p, j, &held, s, m);
                 UNROLL for (int c = 0; c < N; c++) {
-                    vec d = VEC_SET1(y[c].d);
+                    const int64_t here = N % 2 == 0 && c == N - 1 ? columns - 1 : c;
+                    const gs_cell_q *cell = c < GS_TILE_Q ? y + here : y_1 + (here - GS_TILE_Q);
+                    vec d = VEC_SET1(cell->d);
                     UNROLL for (int h = 0; h < halves; h++) {
-                        ivec dot = !has_offset(type) ? IVEC_ZERO : halves == 1 ? IVEC_SET1_64(gs_load_u64(&y[c].both))
-                            : in_lower_lanes(h ? y[c].high : y[c].low);
-                        dot = dots(type, dot, v + 2 * h, y[c].q + 16 * h, 4 / halves);
+                        ivec dot = !has_offset(type) ? IVEC_ZERO : halves == 1 ? IVEC_SET1_64(gs_load_u64(&cell->both))
+                            : in_lower_lanes(h ? cell->high : cell->low);
+                        dot = dots(type, dot, v + 2 * h, cell->q + 16 * h, 4 / halves);
                         vec *to = units == 8 ? sum : acc, *minima = units == 8 ? least : acc;
                         to[c] = VEC_FMA(VEC_OF_INT(dot), VEC_MUL(s[h], d), to[c]);
                         if (has_min(type)) {
-                            vec both = VEC_SET1(halves == 1 ? y[c].sum_both : h ? y[c].sum_high : y[c].sum_low);
+                            vec both = VEC_SET1(halves == 1 ? cell->sum_both : h ? cell->sum_high : cell->sum_low);
                             minima[c] = VEC_FMA(m[h], both, minima[c]);
                         }
                     }
@@ -363,25 +371,35 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
                 p[r] += size;
         }
         UNROLL for (int c = 0; c < N; c++)
-            store_side(out[c] + row, row1 - row, acc[c]);
+            if (c < columns)
+                store_side(out[c] + row, row1 - row, acc[c]);
     }
 }
 
-#if WIDE
-#define MORE_COLUMNS(type) \
-    case 4: side_q(type, 4, of, shared, group, row0, row1); return; \
-    case 5: side_q(type, 5, of, shared, group, row0, row1); return; \
-    default: side_q(type, 6, of, shared, group, row0, row1);
-#else
-#define MORE_COLUMNS(type) default: side_q(type, 4, of, shared, group, row0, row1);
-#endif
+/* The most columns: for types with 256 elements in a block, whose eight steps are separate code, fewer. */
+INLINE int most_columns(const int type) {
+    return units_of(type) == 8 ? 8 : GS_SIDE_Q;
+}
+
+static int32_t few_columns(const gs_block_kind *kind) {
+    return most_columns(kind->type);
+}
+
+/* Seven columns take as long as eight would, and so on. */
+#define SIDE_Q(type, N) \
+    if (most_columns(type) >= N) \
+        side_q(type, N, of, shared, group, row0, row1)
 #define FEW_Q(TYPE, type) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
         case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
-        case 2: side_q(GS_TYPE_##TYPE, 2, of, shared, group, row0, row1); return; \
-        case 3: side_q(GS_TYPE_##TYPE, 3, of, shared, group, row0, row1); return; \
-        MORE_COLUMNS(GS_TYPE_##TYPE) \
+        case 2: SIDE_Q(GS_TYPE_##TYPE, 2); return; \
+        case 3: SIDE_Q(GS_TYPE_##TYPE, 3); return; \
+        case 4: SIDE_Q(GS_TYPE_##TYPE, 4); return; \
+        case 5: case 6: SIDE_Q(GS_TYPE_##TYPE, 6); return; \
+        case 7: case 8: SIDE_Q(GS_TYPE_##TYPE, 8); return; \
+        case 9: case 10: SIDE_Q(GS_TYPE_##TYPE, 10); return; \
+        default: SIDE_Q(GS_TYPE_##TYPE, 12); \
         } \
     }
 

@@ -28,14 +28,14 @@ INLINE __m256 eight_powers(const uint8_t *p, const int n) {
 }
 
 /* Of how many steps of a strip the first halves lie together (gs_strip), where a vector has bytes of as many blocks. */
-INLINE int order_of(const int type) {
+INLINE int strip_order(const int type) {
     if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || is_signed(type))
         return 1;
     return !WIDE ? 2 : units_of(type) == 1 ? 4 : 1;
 }
 
 INLINE int has_halved_strips(const int type) {
-    return order_of(type) > 1;
+    return strip_order(type) > 1;
 }
 
 /* Whether `times` of strip_scales lacks the minus of the minima. */
@@ -56,7 +56,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
 
 /* The 32 activations of step j of a strip. */
 INLINE __m256i step_of(const int type, const gs_strip *strip, int j) {
-    const int order = order_of(type);
+    const int order = strip_order(type);
     const int8_t *q = strip->q + 32 * (j - j % order) + 16 * (j % order);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)q)),
                                    _mm_loadu_si128((const __m128i *)(q + 16 * order)), 1);
