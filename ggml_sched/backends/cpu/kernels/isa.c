@@ -47,6 +47,13 @@ static int has_dotprod(void) {
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
+/* Read by hand, for older compilers whose __builtin_cpu_supports knows neither.  It has been asked for AVX2 before: so
+ * the system saves the registers. */
+static int has_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
 static int has_avxvnni(void) {
     unsigned a = 0, b, c, d;
     return GS_HAS_AVXVNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
@@ -55,7 +62,7 @@ static int has_avxvnni(void) {
 
 static enum gs_isa of_processor(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()))
         return GS_ISA_PORTABLE;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
