@@ -79,7 +79,7 @@ def test_query_key_and_value_are_one_conversion_and_one_call(isa):
 
 @pytest.mark.parametrize(("first", "second", "calls"), [
     ("f32", "bf16", 2), ("q4_0", "q4_0", 2), ("q4_K", "q5_K", 2), ("q4_0", "f16", 4), ("q4_K", "q6_K", 4),
-    ("q4_0", "q4_1", 4), ("q4_1", "q2_K", 4), ("q2_K", "q3_K", 4)])
+    ("q4_0", "q4_1", 4), ("q4_1", "q2_K", 4), ("q4_K", "q2_K", 4), ("q2_K", "q3_K", 4)])
 def test_types_share_columns_that_are_converted_alike(isa, first, second, calls):
     for columns in (1, 9):
         p = Products(columns)
