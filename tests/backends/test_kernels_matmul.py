@@ -298,12 +298,26 @@ def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
     k, m, (begin, end) = 2 * max(block_size(type), 256), 18, LEVELS[type]
     held = weights(type, m, k)[0].copy()
     blocks = held.reshape(m, k // block_size(type), -1)
-    blocks[: m // 2, :, begin:end], blocks[m // 2:, :, begin:end] = 0, 255
+    for first, byte in enumerate((0, 255, 128)):        # 128: the smallest of q8_0
+        blocks[first::3, :, begin:end] = byte
     w = quants.dequantize(held, gs.Type[type.upper()])
     for n in (1, 4, 8, 13):
         x = np.float32([1, -1])[np.arange(n) % 2, None] * np.ones((n, k), np.float32)
         got, want = run(type, held, (k, m), x).reshape(n, m), x.astype(np.float64) @ w.T
         assert np.abs(got - want).max() <= 1e-5 * np.abs(w).sum(1).max()
+
+
+@pytest.mark.parametrize(("exponents", "size"), [((0, 1, 2, 3), 1e30), ((126, 127, 128), 1), ((250, 251, 252), 1e-6)],
+                         ids=["subnormal", "near 1", "large"])
+def test_scales_that_are_exponents_alone(isa, exponents, size):
+    """The least two are subnormal numbers; rows end within eight blocks, or behind them."""
+    for blocks, n in ((3, 1), (11, 1), (11, 3), (11, 9)):
+        k, m = 32 * blocks, 2 * len(exponents)
+        held = weights("mxfp4", m, k)[0].copy()
+        held.reshape(m, blocks, 17)[..., 0] = np.resize(np.uint8(exponents), m)[:, None]
+        w, x = quants.dequantize(held, gs.Type.MXFP4).astype(np.float64), normal(n, k) * np.float32(size)
+        want, most = eight_bits(x) @ w.T, np.abs(x).astype(np.float64) @ np.abs(w).T
+        assert (np.abs(run("mxfp4", held, (k, m), x).reshape(n, m) - want) <= 1e-5 * most).all()
 
 
 def test_an_expert_that_no_token_chose_is_not_read(ctx, isa):
