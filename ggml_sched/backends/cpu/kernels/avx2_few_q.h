@@ -27,13 +27,13 @@ INLINE __m256 strip_scales(const int type, const uint8_t *p, __m256 *times) {
     }
 }
 
-/* The same of n blocks that follow at least 8 - n others; zeros for further steps. */
+/* The same of n blocks that follow at least 8 - n others, whose scales are those of further steps: there a strip has
+ * zeros. */
 INLINE __m256 last_scales(const int type, const uint8_t *p, const int n, __m256 *times) {
     __m256i place = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 - n));
-    __m256 there = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), place));
     __m256 s = strip_scales(type, p - (8 - n) * bytes_of(type), times);
-    *times = _mm256_and_ps(_mm256_permutevar8x32_ps(*times, place), there);
-    return _mm256_and_ps(_mm256_permutevar8x32_ps(s, place), there);
+    *times = _mm256_permutevar8x32_ps(*times, place);
+    return _mm256_permutevar8x32_ps(s, place);
 }
 
 /* In each 32-bit lane: the sum of eight products, of four bytes of v with those at q, and of w at q + 32. */
