@@ -90,6 +90,17 @@ class SlotTable:
         first = np.argsort(-costs[may_go], kind="stable")[:n]       # NaN last
         return [(int(b), int(e)) for b, e in np.argwhere(may_go)[first]]
 
+    def free(self, bank: int, used: Iterable[int]) -> bool:
+        """Make sure that a slot is free: if none is, the expert with the highest cost gives up its slot, but none of a
+        bank that `used` names.  False if there is no other."""
+        if int(self.held.sum()) < self.n_slots:
+            return True
+        going = self._going(bank, np.fromiter(used, np.intp), 1)
+        for gone in going:
+            self.held[gone] = False
+            self._evictions += 1
+        return bool(going)
+
     def put(self, bank: int, expert: int) -> None:
         """Note that an expert is in a slot now."""
         self.held[bank, expert] = True

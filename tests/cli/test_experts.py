@@ -5,7 +5,7 @@ import pytest
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import main
 from ggml_sched.cli.run_report import _fetched
-from ggml_sched.experts import LeastRecentlyUsed, Routing, bound, replay
+from ggml_sched.experts import PREDICTIONS, LeastRecentlyUsed, Routing, bound, replay, replay_ahead
 from ggml_sched.llama import load, random_llama
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
@@ -38,6 +38,20 @@ def test_by_default_all_policies_are_replayed_in_a_quarter_half_and_three_quarte
     said = capsys.readouterr().out
     assert [said.count(f" {name} ") for name in ("bound", "lru", "lfu", "mixture", "static")] == [3] * 5
     assert "3 layers with 24 experts together" in said
+
+
+def test_reading_ahead_is_replayed_for_each_prediction_and_length_of_computing(recording, capsys):
+    assert main(["experts", recording, "--slots", "6", "--policy", "lru", "--ahead", "0.5", "2"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    made = Routing.load(recording)
+    for computing in (0.5, 2):
+        without = replay_ahead(made, LeastRecentlyUsed(), 6, None, computing)
+        for name, prediction in PREDICTIONS.items():
+            found = replay_ahead(made, LeastRecentlyUsed(), 6, prediction, computing)
+            assert ["6", "lru", f"{computing:g}", name, f"{found.reads:,}", f"{found.precision:.0%}",
+                    f"{found.nbytes / without.nbytes:.2f}", f"{found.time / without.time:.2f}"] in rows
+    assert main(["experts", recording, "--ahead", "0"]) == 1
+    assert "--ahead 0: computing takes time" in capsys.readouterr().err
 
 
 def test_too_few_slots_and_other_files_are_errors_of_one_line(recording, tmp_path, capsys):
