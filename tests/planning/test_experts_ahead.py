@@ -153,3 +153,21 @@ def test_each_prediction_learns_its_pattern():
     assert second("recent", runs) > 0.7 > 0.5 > second("frequent", runs)
     assert second("known", pairs) == second("known", runs) == 1
     assert precision("together", pairs) > precision("frequent", pairs)
+
+
+def test_likelihoods_are_parts_of_visits():
+    """Of layer b, expert 0 is used by the first two of four visits, 1 by the first, 2 and 3 by the last two.  Layer a
+    uses 0 before the first and the third, and 1 before the second, the third and the fourth."""
+    made = visits((0, [0]), (1, [0, 1]), (0, [1]), (1, [0]), (0, [0, 1]), (1, [2, 3]), (0, [1]), (1, [2, 3]),
+                  (0, [0, 2]), (1, [1]))
+    found = {}
+    for name, prediction in PREDICTIONS.items():
+        state = prediction(made)
+        for visit in made.visits[:-1]:
+            state.use(visit.bank, visit.used)
+        found[name] = state.likely(1)
+    assert found["known"].tolist() == [0, 1, 0, 0]
+    assert found["frequent"].tolist() == [0.5, 0.25, 0.5, 0.5]
+    assert found["recent"] == pytest.approx([0.2 * (0.8**3 + 0.8**2), 0.2 * 0.8**3, 0.2 * 1.8, 0.2 * 1.8])
+    # After 0 of layer a half of the visits use each expert; after 2, which came never before, none is likely.
+    assert found["together"].tolist() == [0.25, 0.25, 0.25, 0.25]
