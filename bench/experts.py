@@ -6,8 +6,8 @@
 Routings are those of models (FILE, and small ones with random weights) that continue a prompt, each token the likeliest
 or drawn, and of synthetic routers: scores with a preference for each expert that stays (skew), a part that drifts from
 token to token (locality), and noise; a token uses the experts with the highest.  Both are seeded.  No trained model of
-experts is among them unless FILE is one.  bench/routings/trained.txt is a recording of one, which was too small to
-ship: the small model with its units of 384 divided among 16 experts of 96, of which a token uses 4, trained for a
+experts is among them unless FILE is one.  bench/routings/trained.txt is a recording of one that is not here: the
+small model with its units of 384 divided among 16 experts of 96, of which a token uses 4, trained for a
 quarter of an hour on what the small model has learned; 400 tokens of the files that were held out.
 
 Tables of Markdown; the second measures a model of experts with a limit of half of its weights, in turns, the fastest
@@ -90,7 +90,7 @@ class Routers(Recorder):
             super().note(node)
             return
         prefix = f"blk.{int(node.name.split('-')[1]) + 1}.ffn_"
-        if prefix + "gate_inp.weight" in self._weights:
+        if {prefix + "gate_inp.weight", prefix + "norm.weight"} <= self._weights.keys():
             x = np.array(node.numpy()).reshape(-1, node.ne[0])[-1]
             x = x / np.sqrt(np.mean(x * x) + self._eps) * self._weights[prefix + "norm.weight"].numpy()
             scores = self._weights[prefix + "gate_inp.weight"].numpy() @ x
