@@ -271,7 +271,8 @@ INLINE vec bytes_as_f32(const uint8_t *at, const int have_signs) {
 #endif
 }
 
-/* The scales of step j in both lanes of each row, half by half if there are two, and its minima in the lower lane. */
+/* The scales of step j in both lanes of each row, half by half if there are two, and its minima, without the minus of
+ * types with 256 elements in a block, in the lower lane. */
 INLINE void scales_of_step(const int type, const uint8_t *const *p, const int j, const side_scales *of, vec s[2],
                            vec m[2]) {
     switch (type) {
@@ -281,9 +282,9 @@ INLINE void scales_of_step(const int type, const uint8_t *const *p, const int j,
     }
     UNROLL for (int h = 0; h < halves_of(type); h++) {
         const int at = j * halves_of(type) + h;
-        s[h] = bytes_as_f32(of->scale[at], has_signed_scales(type));
+        s[h] = VEC_MUL(of->d, bytes_as_f32(of->scale[at], has_signed_scales(type)));
         if (has_min(type))
-            m[h] = bytes_as_f32(type == GS_TYPE_Q2_K ? of->least[at] : of->scale[8 + at], 0);
+            m[h] = VEC_MUL(of->dmin, bytes_as_f32(type == GS_TYPE_Q2_K ? of->least[at] : of->scale[8 + at], 0));
     }
 }
 
@@ -326,18 +327,15 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
         const gs_cell_q *y = tile, *y_1 = tile_1;       /* of the first tile of columns, and of the second */
         const char *ahead = a + (row + SIDE) * stride;
         const uint8_t *p[SIDE];
-        vec acc[GS_SIDE_Q], sum[GS_SIDE_Q], least[GS_SIDE_Q];
+        vec acc[GS_SIDE_Q];
         for (int r = 0; r < SIDE; r++)
             p[r] = (const uint8_t *)a + (row + r < row1 ? row + r : row1 - 1) * stride;
         UNROLL for (int c = 0; c < N; c++)
             acc[c] = VEC_ZERO;
         for (int64_t step = 0; step < of->steps; step += units) {
             side_scales held;
-            if (units == 8) {
+            if (units == 8)
                 begin_block(type, p, &held);
-                UNROLL for (int c = 0; c < N; c++)
-                    sum[c] = least[c] = VEC_ZERO;
-            }
             UNROLL for (int j = 0; j < units; j++, y += width, y_1 += width_1, ahead += part) {
                 ivec v[4];
                 vec s[2], m[2];
@@ -353,19 +351,13 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
                         ivec dot = !has_offset(type) ? IVEC_ZERO : halves == 1 ? IVEC_SET1_64(gs_load_u64(&cell->both))
                             : in_lower_lanes(h ? cell->high : cell->low);
                         dot = dots(type, dot, v + 2 * h, cell->q + 16 * h, 4 / halves);
-                        vec *to = units == 8 ? sum : acc, *minima = units == 8 ? least : acc;
-                        to[c] = VEC_FMA(VEC_OF_INT(dot), VEC_MUL(s[h], d), to[c]);
+                        acc[c] = VEC_FMA(VEC_OF_INT(dot), VEC_MUL(s[h], d), acc[c]);
                         if (has_min(type)) {
                             vec both = VEC_SET1(halves == 1 ? cell->sum_both : h ? cell->sum_high : cell->sum_low);
-                            minima[c] = VEC_FMA(m[h], both, minima[c]);
+                            acc[c] = units == 8 ? VEC_FNMA(m[h], both, acc[c]) : VEC_FMA(m[h], both, acc[c]);
                         }
                     }
                 }
-            }
-            UNROLL for (int c = 0; units == 8 && c < N; c++) {
-                acc[c] = VEC_FMA(sum[c], held.d, acc[c]);
-                if (has_min(type))
-                    acc[c] = VEC_FNMA(least[c], held.dmin, acc[c]);
             }
             UNROLL for (int r = 0; r < SIDE; r++)
                 p[r] += size;
