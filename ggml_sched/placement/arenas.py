@@ -2,10 +2,10 @@
 
 The arena of a device depends on what is placed there: it has to hold what is alive at the heaviest node.  A case allows
 patterns that need at most its `limits`, and its arenas take at least its `floors`.  The first case allows everything.
-A case is cut in two either at the bytes that a solution of it needs, or by whether a device has caches: a device with
-caches, however few, gets one copy of the inputs that are read with caches.  Every placement belongs to the case of its
-own largest needs and caches, so the least bound over all cases that are left is a bound of all placements (branch and
-bound: Land and Doig, 1960).
+A case is cut in two either at the bytes that a solution of it needs, or by whether a device has caches of some stages:
+a device with such caches, however few, gets one copy of the inputs that these stages read.  Every placement belongs to
+the case of its own largest needs and caches, so the least bound over all cases that are left is a bound of all
+placements (branch and bound: Land and Doig, 1960).
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ class Case(NamedTuple):
     floors: tuple[int, ...]
     """For each device the least bytes that its arena has in this case."""
     caches: tuple[bool | None, ...] = ()
-    """For each device whether caches may be on it; if True, the price has one copy of the inputs that are read with
-    caches.  None: not decided; an empty tuple: not decided for any device."""
+    """For each set of stages that read the same inputs with caches, set after set (`Tables.readers`), for each device
+    whether caches of these stages may be on it; if True, the price has one copy of these inputs.  None: not decided; an
+    empty tuple: nothing is decided."""
 
 
-def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int]) -> Case:
-    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]."""
+def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int], readers: int = 1) -> Case:
+    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]; `readers`:
+    the number of sets of stages in `Case.caches`."""
     # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
     least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
-    return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)), (None,) * len(budgets))
+    return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)),
+                (None,) * (readers * len(budgets)))
 
 
 def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],
@@ -70,20 +73,25 @@ def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Seque
     return gains[d], (above, below)
 
 
-def by_caches(case: Case, unpaid: Sequence[float]) -> tuple[float, tuple[Case, Case]] | None:
-    """Cut a case in two: one in which a device has caches, and one in which it has none.
+def by_caches(case: Case, unpaid: Sequence[float],
+              implied: Sequence[Sequence[int]]) -> tuple[float, tuple[Case, Case]] | None:
+    """Cut a case in two: one in which a device has caches of some set of stages, and one in which it has none.
 
-    `unpaid`: for each device that a solution gives caches, the seconds of copying to it the inputs that are read with
-    caches, as far as the solution's cost leaves them out; 0 for other devices.  The cut is by the device with the most
-    of these seconds among those for which `case.caches` is None.  Returns these seconds and the two cases; None if
-    there is no such device.
+    `unpaid`: for each entry of `case.caches` the seconds of copying the inputs of these stages to the device, as far as
+    the cost of a solution with their caches there leaves them out; 0 where it has none there.  `implied`: for each
+    entry the others that are True if it is.  The cut is by the entry with the most seconds among those that are None.
+    Returns these seconds and the two cases; None if there is no such entry.
     """
     open_ = [0.0 if decided is not None else price for decided, price in zip(case.caches, unpaid, strict=True)]
-    d = max(range(len(open_)), key=lambda d: open_[d])
-    if open_[d] <= 0:
+    chosen = max(range(len(open_)), key=lambda entry: open_[entry])
+    if open_[chosen] <= 0:
         return None
-    there, not_there = (case._replace(caches=(*case.caches[:d], held, *case.caches[d + 1:])) for held in (True, False))
-    return open_[d], (there, not_there)
+    wider = {chosen, *implied[chosen]}
+    narrower = {chosen, *(entry for entry, others in enumerate(implied) if chosen in others)}
+    there, not_there = (case._replace(caches=tuple(held if entry in of else known for entry, known in
+                                                   enumerate(case.caches)))
+                        for held, of in ((True, wider), (False, narrower)))
+    return open_[chosen], (there, not_there)
 
 
 def united(cases: Sequence[Case]) -> Case:
@@ -144,7 +152,8 @@ def mirrored(cases: Sequence[Case], shared: Sequence[Mapping[str, int]],
     for order in orders:
         place = {d: k for k, d in enumerate(order)}
         found.append((
-            tuple(tuple((case.limits[d], case.floors[d], -1 if not case.caches or case.caches[d] is None
-                         else int(bool(case.caches[d]))) for d in order) for case in cases),
+            tuple(tuple((case.limits[d], case.floors[d], *(-1 if held is None else int(held)
+                                                           for held in case.caches[d::len(case.limits)]))
+                        for d in order) for case in cases),
             tuple(tuple(sorted((name, place[d]) for name, d in fixed.items())) for fixed in shared)))
     return min(found)

@@ -68,7 +68,8 @@ POLISHED = 0.1
 POLISHES = 2
 """The most solutions of one such search; the second one assumes the arenas of the first one's plan."""
 MAX_ENTERED = 3
-"""`_by_entered` improves the bound of a case only if at most this many devices have caches in it."""
+"""`_by_entered` improves the bound of a case only if at most this many entries of `Case.caches` are True, without those
+that others imply."""
 MAX_WAYS = 32
 """The most ways to place residents that several stages read, such as an embedding that is also the output matrix."""
 
@@ -116,7 +117,7 @@ class Branching:
         cases."""
         candidates, budgets, table = self.candidates, self.candidates.budgets, self.tables[0]
         self._orders = mirrors(table.devices, table.links, {d for of in self.pins for d in of.values()})
-        cases = tuple(first_case(each.needs, budgets) for each in self.tables)
+        cases = tuple(first_case(each.needs, budgets, len(each.readers)) for each in self.tables)
         for shared in product(*(_ways(each.shared, model, each.devices, pins) for each, model, pins in zip(
                 self.tables, candidates.models, self.pins, strict=True))):
             self._add(cases, shared, 0.0)
@@ -353,7 +354,7 @@ class Branching:
             spare = [floor - own if self.candidates.turns else 0
                      for floor, own in zip(made.floors, case.floors, strict=True)]
             for found in (halves(case, used[k], made.solution.multipliers, spare, table.levels),
-                          by_caches(case, [price if price > least else 0.0 for price in unpaid])):
+                          by_caches(case, [price if price > least else 0.0 for price in unpaid], table.implied)):
                 if found is not None and (best is None or found[0] > best[0]):
                     best = found[0], k, found[1]
         best = best or self._raised_by_floors(made, used, least)
@@ -453,18 +454,13 @@ class Branching:
             best = candidates.best
             assert best is not None
             limits = tuple(candidates.budgets)
-            cases = tuple(Case(limits, best.arenas, self._caches(k, best)) for k in range(len(self.tables)))
+            cases = tuple(Case(limits, best.arenas, table.caches_of(residents))
+                          for table, residents in zip(self.tables, best.residents, strict=True))
             self._resolve(best, cases, "all")
 
     def _is_best(self) -> bool:
         """Whether the best is near the bound of all cases."""
         return self.candidates.is_near(min([self.closed, *(bound for bound, _, _ in (*self.left, *self._weak))]))
-
-    def _caches(self, k: int, found: Found) -> tuple[bool, ...]:
-        """For each device whether a placement has caches of model k there."""
-        kinds = self.candidates.models[k].kinds
-        held = {d for name, d in found.residents[k].items() if kinds.get(name) != "weight"}
-        return tuple(d in held for d in range(len(self.candidates.budgets)))
 
     def _resolve(self, best: Found, cases: tuple[Case, ...], effort: str) -> None:
         """Solve with the patterns of some cases and the arenas of a placement, and plan the solution; once more if its
@@ -558,7 +554,7 @@ class Branching:
 
     def _by_entered(self, made: Open, bound: float) -> float:
         """A better bound of a case in which some devices have caches: the bound over paths with caches on all of these
-        devices.  Returns `bound` if that is better, or if the devices are too many.
+        devices.  Returns `bound` if that is better, or if too many caches are decided.
 
         Each path of the case pays for copies of inputs to all of these devices, but may have caches on fewer of them,
         and so fewer copies of activations and fewer splits.  The bound by multipliers is a mean of paths such as these.
@@ -567,10 +563,11 @@ class Branching:
             return bound
         made.is_raised = True
         [table], [chain], [case] = self.tables, made.chains, made.cases
-        required = [d for d, there in enumerate(case.caches) if there]
+        there = {entry for entry, held in enumerate(case.caches) if held}
+        required = sorted(there - {other for entry in there for other in table.implied[entry]})
         if not 0 < len(required) <= MAX_ENTERED:
             return bound
-        held = [of[rows] for of, rows in zip(table.holds_caches, chain.rows, strict=True)]
+        held = [of[rows] for of, rows in zip(table.reading, chain.rows, strict=True)]
         room = [budget - floor for budget, floor in zip(self.candidates.budgets, made.floors, strict=True)]
         return max(bound, relaxed(entered(made.chain, held, required), room)[0].bound)
 

@@ -129,12 +129,12 @@ def phased(outer: Chain, inner: Chain, held: Sequence[NDArray[np.bool_]]) -> Cha
 
 
 def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[int]) -> Chain:
-    """A chain of the paths that have a stage with caches on every one of the `required` devices.
+    """A chain of the paths that have a stage with every one of the `required` marks.
 
-    The states also say on which of these devices a stage with caches came before: state `s` of `chain` becomes
-    `states * m + s`, where bit i of `m` is set if `required[i]` has had such a stage.  `held`: for each class whether a
-    pattern has caches on a device [patterns, devices].  The last stage gets a class of its own, after which all bits
-    have to be set.
+    The states also say which of these marks a stage before has had: state `s` of `chain` becomes `states * m + s`,
+    where bit i of `m` is set if a stage before had `required[i]`.  `held`: for each class which marks a pattern has,
+    such as caches on some device [patterns, marks].  The last stage gets a class of its own, after which all bits have
+    to be set.
     """
     n, every = len(chain.start), (1 << len(required)) - 1
     bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]

@@ -34,6 +34,7 @@ __all__ = ["Assignment", "TableChain", "Tables"]
 
 _MAX_STATES = 27        # up to so many combinations of devices, as of three graphs on three devices, all are states
 _MAX_STREAM_TO = 4      # the most devices that weights may be streamed to
+_MAX_READERS = 8        # the most sets of stages that read the same inputs with caches
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class _Class:
     ins: tuple[int, ...]            # devices that the activation from the stage before may be on
     active: tuple[int, ...]         # graphs that count in the goal, as indices into the model's graphs
     costs: tuple[Costs, ...]        # of the active graphs
-    held_back: NDArray[np.float64]  # [devices] seconds of the stage's part of `_held_back` inputs, if caches are there
+    held_back: NDArray[np.float64]  # [sets of `Tables.readers`, devices] seconds of the stage's part of the copies of
+                                    # `_held_back` inputs, if its caches are there
     needs: NDArray[np.int64]        # [patterns, devices] bytes that an arena has to hold, whichever the variant
 
 
@@ -128,6 +130,9 @@ class Tables:
         self.residents: dict[str, int] = {name: int(w.nbytes[i]) for w in self._wirings
                                           for i, name in w.residents.items()}
         """{name: bytes} of all residents that nodes read or write."""
+        self.readers: tuple[tuple[bool, ...], ...] = ()
+        """Sets of stages that read the same inputs with caches: for each set, for each class of stages whether it is in
+        the set.  The first set has all stages with caches."""
         self.shared: tuple[tuple[str, ...], ...] = ()
         """The names of residents that several stages read, in groups: all residents of a group are read by the same
         stages, and are on one device."""
@@ -230,9 +235,9 @@ class Tables:
         for m, k in first:
             atoms = find_atoms(self._outlines[k], large[m], most)
             prepared.append((m, k, self._outlines[k], atoms, sites(self._outlines[k], atoms)))
-        held = self._held = self._held_back(prepared)
-        self._inputs = self._price_inputs(held)
-        return tuple(self._class(*each, held, stream) for each in prepared)
+        self._held = self._held_back(prepared)
+        self._set_readers(prepared)
+        return tuple(self._class(*each, self._held, stream) for each in prepared)
 
     def _share(self, model: Model, wirings: Sequence[Wiring]) -> dict[str, int]:
         """{name: index of its group in `self.shared`} of the residents that several stages read; adds the groups."""
@@ -265,15 +270,38 @@ class Tables:
                             found[g].discard(shared[v])
         return found
 
-    def _price_inputs(self, held: Sequence[set[int]]) -> NDArray[np.float64]:
-        """Seconds to copy the inputs of `_held_back` to each device once for each graph, times its weight [devices]."""
-        total: NDArray[np.float64] = np.zeros(len(self.devices))
-        for g, inputs in enumerate(held):
-            if inputs and self.weights[g]:
-                nbytes = int(self._wirings[g].nbytes[list(inputs)].sum())
-                total += self.weights[g] * (self.links.latency[self._host] * len(inputs)
-                                            + self.links.per_byte[self._host] * nbytes)
-        return total
+    def _set_readers(self, prepared: Sequence[tuple[int, int, Outline, Atoms, list[Sites]]]) -> None:
+        """Find `readers`, and the seconds of copying the inputs of each set to each device once for each graph, times
+        its weight.  Inputs of further sets than `_MAX_READERS` are no longer held back."""
+        reading: dict[tuple[int, int], set[int]] = {}
+        for c, (m, _, made, _, _) in enumerate(prepared):
+            for n, g in enumerate(self.models[m].graphs):
+                for value in made.graphs[n].values:
+                    if value.origin == GLOBAL and value.number in self._held[g]:
+                        reading.setdefault((g, value.number), set()).add(c)
+        first = frozenset(c for c, (_, _, made, _, _) in enumerate(prepared)
+                          if any(resident.cache for resident in made.residents))
+        prices = {first: np.zeros(len(self.devices))}
+        for (g, s), classes in reading.items():
+            price = prices.setdefault(frozenset(classes), np.zeros(len(self.devices)))
+            price += self._price_of_input(g, s)
+        order = [first, *sorted((of for of in prices if of != first), key=lambda of: (-prices[of].max(), sorted(of)))]
+        self._sets = {of: number for number, of in enumerate(order[:_MAX_READERS])}
+        self._set_of = {}
+        for (g, s), classes in reading.items():
+            number = self._sets.get(frozenset(classes))
+            if number is None:
+                self._held[g].discard(s)
+            else:
+                self._set_of[g, s] = number
+        self._inputs: NDArray[np.float64] = np.array([prices[of] for of in self._sets])
+        self.readers = tuple(tuple(c in of for c in range(len(prepared))) for of in self._sets)
+
+    def _price_of_input(self, g: int, s: int) -> NDArray[np.float64]:
+        """Seconds to copy an input of graph g to each device, times the weight of the graph [devices]."""
+        found: NDArray[np.float64] = self.weights[g] * (
+            self.links.latency[self._host] + self.links.per_byte[self._host] * int(self._wirings[g].nbytes[s]))
+        return found
 
     def _class(self, m: int, k: int, made: Outline, atoms: Atoms, rules: list[Sites], held: Sequence[set[int]],
                stream: Sequence[bool]) -> _Class:
@@ -284,7 +312,7 @@ class Tables:
         ins = (self._host,) if made.first else tuple(range(len(self.devices)))
         active = tuple(n for n, g in enumerate(model.graphs) if self.weights[g])
         made_costs = []
-        back: NDArray[np.float64] = np.zeros(len(self.devices))
+        back = np.zeros_like(self._inputs)
         for n in active:
             g = model.graphs[n]
             shared = self._shared_values[g].stages
@@ -293,8 +321,7 @@ class Tables:
             made_costs.append(costs(made.graphs[n], [rule[n] for rule in rules], made, atoms, found, ins, seconds,
                                     self._machine, parts, self._stream_to if stream[g] else ()))
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
-                back += self.weights[g] / shared[s] * (
-                    self.links.latency[self._host] + self.links.per_byte[self._host] * self._wirings[g].nbytes[s])
+                back[self._set_of[g, s]] += self._price_of_input(g, s) / shared[s]
         if made_costs:
             # Graphs of weight 0 follow the rule of the first active graph, whose variants need the arenas of all these.
             shape = (len(found), len(ins))
@@ -441,27 +468,54 @@ class Tables:
                 found |= each.devices[:, a, None] == np.arange(len(self.devices))
         return found
 
+    @property
+    def reading(self) -> tuple[NDArray[np.bool_], ...]:
+        """For each class whether a pattern has caches on a device while the class is in a set of `readers` [patterns,
+        sets * devices], in the order of `Case.caches`."""
+        return tuple(np.concatenate([there & of[c] for of in self.readers], 1)
+                     for c, there in enumerate(self.holds_caches))
+
+    @cached_property
+    def implied(self) -> tuple[tuple[int, ...], ...]:
+        """For each entry of `Case.caches` the others that are True if it is: those of sets with all of its stages."""
+        n = len(self.devices)
+        wider = [[j for j, other in enumerate(self.readers) if j != i and all(there or not here for here, there in zip(
+            of, other, strict=True))] for i, of in enumerate(self.readers)]
+        return tuple(tuple(j * n + d for j in of) for of in wider for d in range(n))
+
+    def caches_of(self, residents: Mapping[str, int]) -> tuple[bool, ...]:
+        """The entries of `Case.caches` for a placement."""
+        n = len(self.devices)
+        found = [False] * (n * len(self.readers))
+        for c, made in zip(self.classes, self._outlines, strict=True):
+            for name, resident in zip(made.names, made.residents, strict=True):
+                for i, of in enumerate(self.readers):
+                    found[i * n + residents[name]] |= of[c] and resident.cache
+        return tuple(found)
+
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
               limits: Sequence[float] | None = None, within: Within = None) -> TableChain:
-        """The chain of all placements that have no caches on the devices where `caches` is False, have residents that
-        several stages read on the devices of `shared` ({name: device}, one name for each group), and need arenas of at
-        most `limits` bytes on each device.  `within`: inputs, and a device where their copies are alive before and
-        after each stage.
+        """The chain of all placements that have no caches where `caches`, which is `Case.caches`, is False, have
+        residents that several stages read on the devices of `shared` ({name: device}, one name for each group), and
+        need arenas of at most `limits` bytes on each device.  `within`: inputs, and a device where their copies are
+        alive before and after each stage.
 
-        These copies have a price: for each device where `caches` is True the start of the chain costs one copy; where
-        it is None, or if `caches` is None, each stage with caches on the device costs a part of the copy.  A
-        group that `shared` does not name may be on a different device in every stage, and its bytes count in the first
-        stage alone: such a chain gives lower bounds only.
+        These copies have a price: for each entry of `caches` that is True the start of the chain costs one copy; where
+        it is None, or if `caches` is None, each stage of the set with caches on the device costs a part of the copy.
+        A group that `shared` does not name may be on a different device in every stage, and its bytes count in the
+        first stage alone: such a chain gives lower bounds only.
 
         A class without an allowed pattern has a single row of infinite cost.
         """
-        if caches is not None and len(caches) != len(self.devices):
-            raise ValueError(f"{len(caches)} entries of `caches` for {len(self.devices)} devices")
+        entries = len(self.readers) * len(self.devices)
+        if caches is not None and len(caches) != entries:
+            raise ValueError(f"{len(caches)} entries of `caches` for {len(self.readers)} sets of stages and "
+                             f"{len(self.devices)} devices")
         if limits is not None and len(limits) != len(self.devices):
             raise ValueError(f"{len(limits)} limits for {len(self.devices)} devices")
         fixed = self._fixed(shared or {})
         rows, cost, memory, variants = [], [], [], []
-        where_caches = (None,) * len(self.devices) if caches is None else tuple(
+        where_caches = (None,) * entries if caches is None else tuple(
             None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
             kept, table, taken, chosen = self._table(c, each, where_caches, fixed,
@@ -471,7 +525,7 @@ class Tables:
             memory.append(taken)
             variants.append(chosen)
         start = np.full(len(self.states), np.inf)
-        start[0] = self._inputs[[held is True for held in where_caches]].sum()
+        start[0] = self._inputs.reshape(-1)[[held is True for held in where_caches]].sum()
         return TableChain(self.classes, tuple(cost), tuple(memory), start, self.states, self._known, tuple(rows),
                           tuple(variants))
 
@@ -495,7 +549,10 @@ class Tables:
         [patterns, devices]; for each graph that counts in the goal the variant of fewest seconds [all patterns, device
         of the incoming activation, device of the activation passed on]).  The other arguments are those of `chain`."""
         usable = np.ones(len(each.patterns), bool)
-        usable &= ~self._caches(each)[:, [held is False for held in caches]].any(1)
+        n = len(self.devices)
+        of = [i for i, readers in enumerate(self.readers) if readers[c]]    # other sets say nothing of this class
+        closed = [any(caches[i * n + d] is False for i in of) for d in range(n)]
+        usable &= ~self._caches(each)[:, closed].any(1)
         for r, resident in enumerate(each.outline.residents):
             if resident.shared in fixed:
                 usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
@@ -505,7 +562,7 @@ class Tables:
             number, d = within
             allowed = [mask & (needs[..., d] <= limits[d])
                        for mask, needs in zip(allowed, self._needs_within(number)[c], strict=True)]
-        parts = tuple(held is None for held in caches)
+        parts = tuple(held is None and i in of for i in range(len(self.readers)) for held in caches[i * n:(i + 1) * n])
         key = (c, parts, usable.tobytes(), *(mask.tobytes() for mask in allowed))
         found = self._kept.get(key)
         if found is None:
@@ -516,9 +573,9 @@ class Tables:
 
     def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
                     allowed: Sequence[NDArray[np.bool_]]) -> _Kept:
-        """Make the result of `_table`.  `parts`: for each device whether a stage with caches there pays its part of
-        copying the inputs read with caches; `usable`: the patterns that may be used; `allowed`: for each graph the
-        variants within the limits."""
+        """Make the result of `_table`.  `parts`: for each entry of `Case.caches` whether a stage of the set with caches
+        on the device pays its part of copying the inputs; `usable`: the patterns that may be used; `allowed`: for each
+        graph the variants within the limits."""
         best, variants = [], []
         for cost, mask in zip(each.costs, allowed, strict=True):
             seconds, chosen = self._best_variant(cost, mask & usable[None, :, None])
@@ -546,7 +603,8 @@ class Tables:
         else:
             total[:, 0, 0] = np.where(usable, 0.0, np.inf)      # only the memory of this model counts
         if each.atoms.cache >= 0:
-            total += (each.held_back * parts)[each.devices[:, each.atoms.cache]][:, None, None]
+            paid = (each.held_back * np.reshape(parts, each.held_back.shape)).sum(0)
+            total += paid[each.devices[:, each.atoms.cache]][:, None, None]
         kept = undominated(total, each.memory)
         return kept, np.ascontiguousarray(total[kept]), each.memory[kept], tuple(variants)
 
@@ -593,16 +651,20 @@ class Tables:
                      for there, reads in zip(self.holds_caches, self.lasting[number].classes, strict=True))
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
-        """For each device the seconds of one copy of the inputs that are read with caches, less what the path's cost
-        includes of them; 0 where the path has no caches.  Valid for devices where the chain's `caches` is None."""
-        paid: list[list[float]] = [[] for _ in self.devices]
+        """For each entry of `Case.caches` the seconds of one copy of the set's inputs to the device, less what the
+        path's cost includes of them; 0 where the path has no caches of the set there.  Valid for entries that are None
+        in the chain's `caches`."""
+        n = len(self.devices)
+        paid: list[list[float]] = [[] for _ in range(len(self.readers) * n)]
         for choice, c in zip(path, self.classes, strict=True):
             each = self._classes[c]
             if each.atoms.cache >= 0:
                 d = int(each.devices[chain.rows[c][choice.pattern], each.atoms.cache])
-                paid[d].append(float(each.held_back[d]))
-        return [max(0.0, float(price) - sum(parts)) if parts else 0.0
-                for price, parts in zip(self._inputs, paid, strict=True)]
+                for i, of in enumerate(self.readers):
+                    if of[c]:
+                        paid[i * n + d].append(float(each.held_back[i, d]))
+        return [max(0.0, price - sum(parts)) if parts else 0.0
+                for price, parts in zip(self._inputs.reshape(-1).tolist(), paid, strict=True)]
 
     def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
         """(The variant of a graph under a choice, the index in `_Class.ins` of the device of the incoming activation).

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from placed_models import CPU, FAST, GPU, solution_of
+from placed_models import CPU, FAST, GPU, solution_of, windowed
 from small_models import devices, layered, sized
 
 import ggml_sched as gs
@@ -52,11 +52,22 @@ def test_a_case_whose_floors_are_what_is_needed_is_not_cut():
 
 
 def test_a_case_is_cut_at_whether_a_device_has_caches():
-    gain, (there, not_there) = by_caches(CASE, (2e-6, 9e-6, 0.0))
+    gain, (there, not_there) = by_caches(CASE, (2e-6, 9e-6, 0.0), ((), (), ()))
     assert gain == 2e-6         # it is decided for the second device
     assert there == CASE._replace(caches=(True, True, None))
     assert not_there == CASE._replace(caches=(False, True, None))
-    assert by_caches(CASE, (0.0, 9e-6, 0.0)) is None
+    assert by_caches(CASE, (0.0, 9e-6, 0.0), ((), (), ())) is None
+
+
+def test_caches_of_some_stages_decide_those_of_all_stages():
+    """Two devices; the second set of stages, and the third, are parts of the first."""
+    case, implied = Case((1, 1), (0, 0), (None,) * 6), ((), (), (0,), (1,), (0,), (1,))
+    _, (there, not_there) = by_caches(case, (0.0, 1.0, 0.0, 2.0, 0.0, 0.0), implied)
+    assert there.caches == (None, True, None, True, None, None)
+    assert not_there.caches == (None, None, None, False, None, None)
+    _, (there, not_there) = by_caches(case, (0.0, 3.0, 0.0, 2.0, 0.0, 0.0), implied)
+    assert there.caches == (None, True, None, None, None, None)
+    assert not_there.caches == (None, False, None, False, None, False)
 
 
 def test_a_union_has_the_placements_of_all_its_cases():
@@ -68,7 +79,7 @@ def test_a_union_has_the_placements_of_all_its_cases():
 def test_a_case_is_cut_at_what_any_path_of_its_bound_needs():
     """The path with the best value needs no more than the floors; another one, of which the bound is a mean, does."""
     needs = {"best": (10, 20, 0), "other": (10, 70, 500)}
-    table = SimpleNamespace(levels=LEVELS, needed=lambda chain, path: needs[path[0]],
+    table = SimpleNamespace(levels=LEVELS, needed=lambda chain, path: needs[path[0]], implied=((), (), ()),
                             unpaid=lambda chain, path: (0.0, 0.0, 0.0))
     candidates = SimpleNamespace(within=0.005, turns=False, budgets=(100, 80, 1000),
                                  joined=lambda arenas: list(arenas[0]))
@@ -117,6 +128,24 @@ def test_no_placement_of_the_tables_undercuts_what_cases_prove():
     assert max(parts) > 0.999
 
 
+def test_caches_of_one_window_prove_no_copies_of_the_inputs_of_another():
+    """The caches of two layers of four fit beside the weights, and two layers read one mask: the device needs a copy
+    of one mask."""
+    graph = windowed(4, cells=512)
+    held = {t.name: t.nbytes for t in graph.tensors if t.resident and t.view_src is None}
+    pins = {name: int(name == "embd") for name in held if not name.endswith((".keys", ".values"))}
+    room = sum(held[name] for name, d in pins.items() if not d) + 5 * held["l0.keys"]
+    given = (FAST.replace(memory=room), CPU)
+    links = Links(given, LINK)
+    model = Trials([graph], given, links, (1.0,), 1.0)
+    tables = Tables(model.facts, model.weights, given, links, [False], pins)
+    candidates = Candidates([model], given, 1e-6, False, 0.0)
+    bound = Branching(candidates, [tables], [pins]).run()
+    best = cheapest_of_the_tables(model, tables, tables.chain())
+    assert candidates.best.seconds == pytest.approx(best, rel=1e-9)
+    assert best * (1 - 1e-4) <= bound <= best * (1 + 1e-9)
+
+
 def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
     """No search precedes, so that the bounds of the first cases are far below the best, and only unions raise them."""
     monkeypatch.setattr(branching, "MAX_DEVICES", 1)
@@ -144,17 +173,15 @@ def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(m
 
 def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_has_them(monkeypatch):
     """On three devices: first with few labels in its own case, then thoroughly in the case of its arenas and caches."""
-    kinds = {"weight": "weight", "cache": "kv", "state": "state"}
-    best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0,
-                           residents=({"weight": 0, "cache": 1, "state": 2, "unread": 0},))
+    best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0, residents=({"cache": 1},))
     candidates = SimpleNamespace(budgets=[100, 80, 1000], best=best, fine=0.0, cutoff=2.0, is_late=False,
-                                 is_near=lambda bound: False,
-                                 models=[SimpleNamespace(kinds={**kinds, "unread": "weight"})])
+                                 is_near=lambda bound: False)
+    table = SimpleNamespace(caches_of=lambda residents: tuple(d >= residents["cache"] for d in range(3)))
     solved = []
     monkeypatch.setattr(branching, "chains_of", lambda tables, cases, shared: solved.append(list(cases)) or [cases])
     monkeypatch.setattr(branching, "joined", lambda chains: chains[0])
     candidates.solve = lambda chain, arenas, *, cutoff, effort, part: solved[-1].append((tuple(arenas), effort))
-    search = Branching(candidates, [SimpleNamespace()], [{}])
+    search = Branching(candidates, [table], [{}])
     search._polish()
     assert solved == [[CASE, ((3, 4, 5), "some")],
                       [Case((100, 80, 1000), (3, 4, 5), (False, True, True)), ((3, 4, 5), "all")]]
@@ -220,6 +247,11 @@ def test_cases_that_equal_devices_make_of_each_other_are_one():
     assert mirrored([one], [{"embd": 0}], orders) != mirrored([two], [{"embd": 0}], orders)
     assert mirrored([one], [{}], orders) != mirrored([two._replace(floors=(0, 20, 11, 0))], [{}], orders)
     assert mirrored([one], [{}], orders) != mirrored([two._replace(caches=(None, True, None, None))], [{}], orders)
+    one, two = (case._replace(caches=(*case.caches, *more)) for case, more in (
+        (one, (None, None, None, True)), (two, (None, None, None, True))))
+    assert mirrored([one], [{}], orders) == mirrored([two], [{}], orders)
+    other = two._replace(caches=(*two.caches[:4], True, *two.caches[5:]))
+    assert mirrored([one], [{}], orders) != mirrored([other], [{}], orders)
 
 
 def test_equal_devices_are_bounded_once(monkeypatch):

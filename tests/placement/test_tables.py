@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from placed_models import CPU, FAST, GPU, Parts, decoder, path_for, planned, real_price, solution_of
+from placed_models import CPU, FAST, GPU, Parts, decoder, path_for, planned, real_price, solution_of, windowed
 
 import ggml_sched as gs
 from ggml_sched.placement import trials
@@ -131,7 +131,7 @@ def test_graphs_that_cost_nothing_follow_those_that_do():
 
 def test_pruning_never_removes_an_optimum():
     made = tables([decoder(1, hidden=96)], (FAST, GPU, CPU))
-    full = {c: made._make_table(each, True, np.ones(len(each.patterns), bool),
+    full = {c: made._make_table(each, (True,) * 3, np.ones(len(each.patterns), bool),
                                 [np.ones(cost.seconds.shape, bool) for cost in each.costs])
             for c, each in enumerate(made._classes)}
     chain = made.chain()
@@ -141,7 +141,7 @@ def test_pruning_never_removes_an_optimum():
         assert kept == set(chain.rows[c].tolist())
         everything = np.concatenate([chain.cost[c].reshape(len(kept), -1), chain.memory[c]], axis=1)
         for row in range(len(each.patterns)):
-            alone = made._make_table(each, True, np.arange(len(each.patterns)) == row,
+            alone = made._make_table(each, (True,) * 3, np.arange(len(each.patterns)) == row,
                                      [np.ones(cost.seconds.shape, bool) for cost in each.costs])[1]
             values = np.concatenate([alone.reshape(-1), each.memory[row]])
             assert (everything <= values + 1e-15).all(1).any(), "a pattern that none beats was removed"
@@ -204,21 +204,49 @@ def test_caches_are_only_where_the_case_has_them():
 def test_a_device_with_caches_pays_for_their_inputs_once_where_that_is_decided():
     made = tables(both("llama-160m"), (FAST, GPU, CPU))
     chain = made.chain()
-    paid = 0
     for worth in ((0, 0, 0), (2e-11, 0, 0), (3e-12, 0, 0)):
         solution = path_for(chain, worth)
         unpaid, there = made.unpaid(chain, solution.path), holds(made, chain, solution)
-        assert [price > 0 for price in unpaid[:2]] == there[:2].tolist()
+        # Caches of all stages on one device pay in parts for all of one copy.
+        assert [price > 1e-12 for price in unpaid[:2]] == [held and there.sum() > 1 for held in there[:2]]
         assert unpaid[2] == 0       # inputs start on the host
         for caches in itertools.product((None, True), repeat=3):
             decided = path_for(made.chain(caches), worth)
             more = sum(price for price, held in zip(unpaid, caches, strict=True) if held)
             if all(there[d] for d in range(2) if caches[d]):
                 assert decided.cost == pytest.approx(solution.cost + more, rel=1e-12)
-                paid += more > 0
             else:
                 assert decided.cost >= solution.cost * (1 - 1e-12)
-    assert paid
+
+
+def test_a_device_pays_for_the_inputs_that_its_own_caches_read_and_for_no_others():
+    made = tables([windowed()], (FAST, GPU, CPU))
+    assert len(made.readers) == 3       # all stages with caches, and those of each mask
+    assert made.implied == ((), (), (), (0,), (1,), (2,), (0,), (1,), (2,))
+    random, free = np.random.default_rng(3), made.chain()
+    differ = paid = 0
+    for solution in random_solutions(free, random, 60):
+        there = made.caches_of(made.assignment(free, solution).residents)
+        assert list(there[:3]) == holds(made, free, solution).tolist()
+        differ += there[3:6] != there[6:]
+        chain = made.chain(there)
+        path = []
+        for c, choice in zip(free.classes, solution.path, strict=True):
+            # Other patterns may be left out of this chain: those that another beats there.
+            at = np.flatnonzero(chain.rows[c] == free.rows[c][choice.pattern])
+            path += [choice._replace(pattern=int(row)) for row in at]
+        if len(path) == len(solution.path):
+            decided = solution_of(chain, path)
+            seconds, _ = real_price(made, chain, decided, LINK)
+            assert decided.cost == pytest.approx(seconds, rel=1e-9)
+            assert solution.cost <= seconds * (1 + 1e-9)
+            more = sum(price for price, held in zip(made.unpaid(free, solution.path), there, strict=True) if held)
+            assert solution.cost + more == pytest.approx(seconds, rel=1e-9)
+            paid += more > 1e-6
+            closed = made.chain([False if held else None for held in there])
+            assert not any(made.reading[c][closed.rows[c]][:, there].any()
+                           for c in closed.classes if np.isfinite(closed.cost[c]).any())
+    assert differ > 20 and paid > 20
 
 
 def test_limits_leave_only_patterns_whose_arenas_need_no_more():
@@ -467,7 +495,8 @@ def test_arguments_that_make_no_sense_are_errors(given, error, message):
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"caches": (True,)}, "1 entries of `caches` for 2"), ({"limits": (1,)}, "1 limits for 2"),
+    ({"caches": (True,)}, "1 entries of `caches` for 1 sets of stages and 2 devices"),
+    ({"limits": (1,)}, "1 limits for 2"),
     ({"shared": {"embd": 0}}, "'embd' is not read in several stages"),
 ])
 def test_a_chain_of_arguments_that_do_not_fit_is_an_error(given, message):

@@ -66,6 +66,24 @@ def decoder(layers=2, width=64, hidden=128, cells=32, tokens=1, tied=False):
     return gs.Graph(parts.ctx.mul_mat(head, parts.norm(x, "out.norm")))
 
 
+def windowed(layers=4, tokens=1, cells=32):
+    """A decoder whose layers read two masks by turns, as with a sliding window."""
+    parts = Parts()
+    x, ctx = parts.embedding(64, tokens), parts.ctx
+    masks = [ctx.tensor("f32", (cells, tokens), name, input=True) for name in ("mask", "mask of a window")]
+    index = ctx.tensor("i64", (tokens,), "index", input=True)
+    for k in range(layers):
+        normal = parts.norm(x, f"l{k}.norm")
+        keys = ctx.set_rows(parts.resident(f"l{k}.keys", 64, cells, kind="kv"),
+                            ctx.mul_mat(parts.resident(f"l{k}.k", 64, 64), normal), index)
+        query = ctx.mul_mat(parts.resident(f"l{k}.q", 64, 64), normal)
+        scores = ctx.soft_max(ctx.mul_mat(keys, query), masks[k % 2])
+        seen = ctx.mul_mat(parts.resident(f"l{k}.values", cells, 64, kind="kv"), scores)
+        x = ctx.add(ctx.mul_mat(parts.resident(f"l{k}.o", 64, 64), seen), x)
+        x = parts.feed_forward(x, f"l{k}.ffn", 128)
+    return gs.Graph(ctx.mul_mat(parts.resident("out", 64, 64), parts.norm(x, "out.norm")))
+
+
 def path_for(chain, multipliers):
     """The cheapest path if a byte of each device costs its multiplier: the solver's subproblem, done plainly."""
     value, back = chain.start.copy(), []
