@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.devices import Device, Links
 
-__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors", "united"]
+__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors", "raised", "united"]
 
 
 NEAR = 0.75
@@ -92,6 +92,11 @@ def by_caches(case: Case, unpaid: Sequence[float],
                                                    enumerate(case.caches)))
                         for held, of in ((True, wider), (False, narrower)))
     return open_[chosen], (there, not_there)
+
+
+def raised(case: Case, least: Sequence[int]) -> Case:
+    """The same case where every placement needs at least `least` bytes of the arena of each device."""
+    return case._replace(floors=tuple(max(pair) for pair in zip(case.floors, least, strict=True)))
 
 
 def united(cases: Sequence[Case]) -> Case:

@@ -15,12 +15,14 @@ from heapq import heapify, heappop, heappush
 from itertools import product
 
 from ggml_sched._graph import Tensor
-from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors, united
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors, raised, united
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import dearer, entered, joined, parted, phased
 from ggml_sched.placement.devices import Device
+from ggml_sched.placement.solve import answer
 from ggml_sched.placement.solve.bound import best_bound
+from ggml_sched.placement.solve.branches import Branches
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.tables import TableChain, Tables
 from ggml_sched.placement.trials import Trials
@@ -40,14 +42,21 @@ EFFORTS = {"more": 8, "most": 2}
 """{effort of `solve`: the most cases that are solved once more with this effort}."""
 MAX_DEVICES = 2
 """With more devices no case is solved with the efforts of `EFFORTS`: that takes five seconds, and proves little."""
-MAX_PROOFS = 2
-"""With more than `MAX_DEVICES` devices, the most cases that are bounded with the effort "proof"."""
+FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 1 << 26
+"""With more than `MAX_DEVICES` devices, about how many columns branch and bound tries for a case that is far below the
+best: in its first two turns, in each later turn, and for all cases together after the search."""
+NEARER = 8
+"""A turn for a case that is no longer far below the best counts for so many."""
+SLOW = 2e-4
+"""Branch and bound ends where a turn raises the bound of a case by less than this part."""
+LASTING = 0.5
+"""A case is parted by how long copies stay on a device if this raises the bound of the part with smaller arenas by at
+least so much of what it may raise that of the other part."""
 MAX_THOROUGH = 4
 """With more than `MAX_DEVICES` devices, the most cases that are solved with the effort "all" one by one; the others are
 left to unions of cases."""
-MAX_UNITED, MAX_FAILED = 6, 2
-"""With more than `MAX_DEVICES` devices, the most unions of cases that are bounded with the effort "proof": in all, and
-those whose bounds stay far below the best."""
+MAX_UNITED = 6
+"""With more than `MAX_DEVICES` devices, the most unions of cases that are bounded in place of these."""
 UNITED = 0.25
 """A case is united with others if this lowers their bound by at most this part of `within`."""
 MAX_FINEST = 12
@@ -90,6 +99,12 @@ class Open:
     """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
     is_raised: bool = False
     """Whether `_by_entered` was called for this case."""
+    turns: int = 0
+    """How often `_branched` was called for this case."""
+    branches: Branches | None = None
+    """The branch and bound of `_branched`, which goes on in its next turn."""
+    is_parted: bool = False
+    """Whether `_parted` was called for this case, or need not be."""
 
 
 class Branching:
@@ -129,11 +144,14 @@ class Branching:
             if beyond > MAX_BEYOND and candidates.best is not None:
                 break
             bound, _, made = heappop(self.left)
-            raised = self._by_entered(made, bound)
-            if raised > bound and self.left and raised > self.left[0][0]:
-                self._put(raised, made)
+            if len(candidates.budgets) > MAX_DEVICES and self._is_far(bound) and not made.turns:
+                better = self._branched(made, bound, FIRST)
+            else:
+                better = self._by_entered(made, bound)
+            if better > bound and self.left and better > self.left[0][0]:
+                self._put(better, made)
                 continue
-            bound = raised
+            bound = better
             if cuts < MAX_CUTS and self._cut(bound, made):
                 cuts += 1
             else:
@@ -145,24 +163,19 @@ class Branching:
 
     def _raised(self) -> float:
         """The bound of all cases, after the cases with the least bounds were bounded with more effort."""
-        bounded = self._unite()
+        if self.candidates.best is not None and len(self.candidates.budgets) > MAX_DEVICES:
+            return self._finish()
         cases, searched = [*self.left, *self._weak], {count for _, count, _ in self._weak}
         heapify(cases)
         least = min([self.closed, *(bound for bound, _, _ in cases[:1])])
-        done, proofs = self.closed, 0
+        done = self.closed
         for _ in range(MAX_FINEST):
             if not cases or cases[0][0] >= done or self.candidates.is_near(least) or self.candidates.is_late:
                 break
             bound, count, made = heappop(cases)
             if count not in searched:
                 bound = self._finest(made, bound)
-            candidates = self.candidates
-            if (proofs < MAX_PROOFS and len(candidates.budgets) > MAX_DEVICES and not candidates.is_near(bound)
-                    and count not in bounded):
-                proofs += 1
-                solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
-            else:
-                solution = self._most(made, bound)
+            solution = self._most(made, bound)
             if solution is not None:
                 bound = max(bound, solution.bound)
                 self._explore(made, solution)
@@ -170,37 +183,110 @@ class Branching:
             least = min([done, *(bound for bound, _, _ in cases[:1])])
         return least
 
-    def _unite(self) -> set[int]:
-        """Raise the bounds of the cases that are far below the best.  Cases which differ in their arenas alone are
-        bounded together, by their union, if that costs little: one proof serves many cases of nearly the same bound.
-        Returns the numbers of the cases that need no proof of their own: they had it, or are no longer far."""
-        candidates = self.candidates
-        if candidates.best is None or len(candidates.budgets) <= MAX_DEVICES:
-            return set()
-        done: list[tuple[float, int, Open]] = []
-        open_ = sorted((*self.left, *self._weak), key=lambda each: each[:2])
-        weak, failed = {count for _, count, _ in self._weak}, 0
-        proven: set[int] = set()
-        for _ in range(MAX_UNITED):
-            if not open_ or failed == MAX_FAILED or candidates.is_late or not self._is_far(open_[0][0]) or (
-                    done and min(bound for bound, _, _ in done) <= open_[0][0]):
+    def _finish(self) -> float:
+        """The bound of all cases, after branch and bound for the cases with the least bounds, by turns.  A case that
+        stays far below the best after its first turn is parted once, if that may raise its bound."""
+        candidates, effort = self.candidates, BRANCHED
+        self.left += self._weak
+        self._weak = []
+        self._unite()
+        while (self.left and not candidates.is_near(self.left[0][0]) and self.left[0][0] < self.closed and effort > 0
+               and not candidates.is_late):
+            bound, count, made = heappop(self.left)
+            if made.branches is not None and not made.is_parted and self._is_far(bound) and self._parted(made, bound):
+                continue
+            turn = FIRST if made.turns < 2 else LATER
+            effort -= turn * (1 if self._is_far(bound) else NEARER)
+            before = -math.inf if made.branches is None else made.branches.value
+            better = self._branched(made, bound, turn)
+            assert made.branches is not None
+            is_stuck = made.branches.is_stuck
+            if is_stuck and not made.is_parted and self._is_far(better) and self._parted(made, better):
+                continue
+            heappush(self.left, (better, count, made))
+            if is_stuck or made.branches.value < before * (1 + SLOW):
                 break
-            made, members = self._union(open_)
-            solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort="proof")
-            assert solution is not None
-            done += [(max(bound, solution.bound), count, each) for bound, count, each in members]
+        return min([self.closed, *(bound for bound, _, _ in self.left[:1])])
+
+    def _branched(self, made: Open, bound: float, effort: int) -> float:
+        """A better bound of a case, by branch and bound over numbers of columns; `bound` if that is better."""
+        candidates = self.candidates
+        assert candidates.best is not None
+        made.turns += 1
+        if made.branches is None:
+            problem = Problem(made.chain, [budget - floor for budget, floor in zip(candidates.budgets, made.floors,
+                                                                                    strict=True)])
+            made.branches = Branches(problem, best_bound(problem))
+        branches, before = made.branches, made.branches.path
+        stop = candidates.best.seconds / (1 + candidates.within / 2) * (1 + 1e-12)      # near the best: see `is_near`
+        bound = max(bound, branches.best(stop, effort))
+        if made.chains and branches.path is not None and branches.path is not before:
+            solution = answer(branches.problem, branches.bound, branches.path)
+            if solution.cost < candidates.cutoff and self._may_fit(made, solution):
+                self._explore(made, solution)
+        return bound
+
+    def _parted(self, made: Open, bound: float) -> bool:
+        """Put two parts in place of a case, cut at what the paths of its bound need of an arena, or by how long copies
+        stay on a device; returns whether it was parted."""
+        made.is_parted = True
+        if not made.chains:
+            return False
+        assert made.branches is not None
+        problem = made.branches.problem
+        paths = tuple(problem.choices(one.path) for one in made.branches.mixture) or made.mixture
+        parts = self._halves(made, paths)
+        for part in parts or ():
+            self._add(part, made.shared, bound)
+        return parts is not None or self._by_lasting(made, bound, paths)
+
+    def _by_lasting(self, made: Open, bound: float, paths: Sequence[Sequence[Choice]]) -> bool:
+        """Part a case by how long copies of the inputs that are read with caches stay on one device (see `_lasting`):
+        the arena is at least what one of these paths needs, or less is needed where the copies stay.  Only the first
+        part is a case; the second has a bound, and no placements are sought there.  Returns whether it was parted."""
+        if len(self.tables) > 1:
+            return False
+        [table], [case] = self.tables, made.cases
+        candidates = self.candidates
+        gain, number, d, need = max(
+            (made.solution.multipliers[d] * (need - case.floors[d]), number, d, need)
+            for number in range(len(table.lasting)) for d in range(len(case.floors))
+            for need in [max(table.needed(made.chains[0], path, (number, d))[d] for path in paths)]
+        ) if table.lasting else (0.0, 0, 0, 0)
+        if gain <= candidates.within * WORTH * bound:
+            return False
+        chain = dearer(self._smaller(made, number, d, need), candidates.fine)
+        room = [budget - floor for budget, floor in zip(candidates.budgets, made.floors, strict=True)]
+        solution, mixture = relaxed(chain, room)
+        if solution.bound - made.solution.bound < LASTING * gain:
+            return False
+        self._put(max(bound, solution.bound), Open(made.cases, made.shared, (), chain, made.floors, solution, mixture))
+        self._add((case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:])),), made.shared, bound)
+        return True
+
+    def _smaller(self, made: Open, number: int, d: int, need: int) -> Chain:
+        """The chain of the placements of a case of which no stage between the first and the last that read the inputs
+        `lasting[number]` on device d needs `need` bytes there."""
+        [table], [case], [shared] = self.tables, made.cases, made.shared
+        limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
+        outer, inner = (table.chain(case.caches, shared, limits, within) for within in (None, (number, d)))
+        return phased(outer, inner, [of[rows] for of, rows in zip(table.reads(number, d), outer.rows, strict=True)])
+
+    def _unite(self) -> None:
+        """Put unions in place of the cases that are far below the best.  Cases which differ in their arenas alone are
+        bounded together, by their union, if that costs little: one proof serves many cases of nearly the same bound."""
+        rest = sorted(self.left, key=lambda each: each[:2])
+        for _ in range(MAX_UNITED):
+            if not rest or not self._is_far(rest[0][0]):
+                break
+            made, members = self._union(rest)
             taken = {count for _, count, _ in members}
-            if len(members) == 1 or not self._is_far(solution.bound):
-                proven |= taken
-            open_ = [each for each in open_ if each[1] not in taken]
-            self._explore(made, solution)
-            failed += self._is_far(solution.bound)
-        every = [*done, *open_]
-        self.left = [each for each in every if each[1] not in weak]
-        self._weak = [each for each in every if each[1] in weak]
+            rest = [each for each in rest if each[1] not in taken]
+            if len(members) > 1:
+                made.is_parted = True
+                self.left = [each for each in self.left if each[1] not in taken]
+                self._put(members[0][0], made)
         heapify(self.left)
-        heapify(self._weak)
-        return proven
 
     def _union(self, open_: Sequence[tuple[float, int, Open]]) -> tuple[Open, list[tuple[float, int, Open]]]:
         """(The union of the first of some cases and of others, its members): of those that differ from the first one in
@@ -226,6 +312,9 @@ class Branching:
     def _add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
         """Bound a case with its floors as arenas, and put it among those that are left.  A case that differs from an
         earlier one only by an exchange of equal devices is left out."""
+        cases = tuple(raised(case, table.floors(case.caches)) for case, table in zip(cases, self.tables, strict=True))
+        if any(floor > limit for case in cases for floor, limit in zip(case.floors, case.limits, strict=True)):
+            return
         if len(self._orders) > 1:
             key = mirrored(cases, shared, self._orders)
             if key in self._added:
@@ -262,7 +351,7 @@ class Branching:
             return False
         parts = self._halves(made, made.mixture)
         if parts is None:
-            return self._above(made, bound)
+            return len(self.candidates.budgets) <= MAX_DEVICES and self._above(made, bound)
         self._dive(made, made.solution)
         for part in parts:
             self._add(part, made.shared, bound)
@@ -589,7 +678,7 @@ class Branching:
         copies, or no stage between the first and the last that reads them there needs as much.  The floors are those of
         the first kinds; the bounds those of the second kinds, which are used where they are at least `least`.
         """
-        [table], [case], [shared] = self.tables, made.cases, made.shared
+        [table], [case] = self.tables, made.cases
         candidates, path = self.candidates, made.solution.path
         assert path is not None
         floors, bounds = list(case.floors), []
@@ -598,11 +687,8 @@ class Branching:
                 need = table.needed(made.chains[0], path, (number, d))[d]
                 if not self._is_worth(made, floors, d, need):
                     continue
-                limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
-                outer, inner = (table.chain(case.caches, shared, limits, within) for within in (None, (number, d)))
-                reads = [of[rows] for of, rows in zip(table.reads(number, d), outer.rows, strict=True)]
                 room = [budget - floor for budget, floor in zip(candidates.budgets, floors, strict=True)]
-                chain = dearer(phased(outer, inner, reads), candidates.fine)
+                chain = dearer(self._smaller(made, number, d, need), candidates.fine)
                 bound = relaxed(chain, room)[0].bound
                 if least * (1 - BELOW) <= bound < least and self._below < MAX_BELOW:
                     self._below += 1

@@ -483,6 +483,24 @@ class Tables:
             of, other, strict=True))] for i, of in enumerate(self.readers)]
         return tuple(tuple(j * n + d for j in of) for of in wider for d in range(n))
 
+    @cached_property
+    def _least_with_caches(self) -> NDArray[np.int64]:
+        """For each entry of `Case.caches` that is True the bytes that the arena of its device has to hold at least."""
+        found = np.zeros((len(self.readers), len(self.devices)), np.int64)
+        for i, of in enumerate(self.readers):
+            least = np.full(len(self.devices), np.inf)
+            for is_in, each, there in zip(of, self._classes, self.holds_caches, strict=True):
+                if is_in:
+                    np.minimum(least, np.where(there, each.needs, np.inf).min(0), out=least)
+            found[i] = np.where(np.isfinite(least), least, 0)
+        return found.reshape(-1)
+
+    def floors(self, caches: Sequence[bool | None]) -> list[int]:
+        """The bytes that the arena of each device has to hold at least where it has caches; `caches`: `Case.caches`."""
+        least = np.where([held is True for held in caches], self._least_with_caches, 0)
+        found: list[int] = least.reshape(len(self.readers), len(self.devices)).max(0).tolist()
+        return found
+
     def caches_of(self, residents: Mapping[str, int]) -> tuple[bool, ...]:
         """The entries of `Case.caches` for a placement."""
         n = len(self.devices)

@@ -59,6 +59,44 @@ def test_a_path_has_a_whole_number_of_stages_on_a_device():
     assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
 
 
+def test_a_number_of_stages_that_is_nearly_whole_is_not_taken_for_whole_where_all_are():
+    # As above, but 1.005 stages would fit.
+    chain = Chain((0, 0, 0), (np.array([[[1.0]], [[2.0]]]),), (np.array([[1000, 0], [0, 1000]]),), np.zeros(1), ((0,),))
+    problem = Problem(chain, [1005, 10000])
+    bound = best_bound(problem)
+    assert bound.value == pytest.approx(4.995)
+    assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
+
+
+def test_a_call_goes_on_where_the_last_one_ended():
+    chain = random_chain(np.random.default_rng(0), 2, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((2 * low + high) // 3).tolist())
+    bound = best_bound(problem)
+    stop = bound.value * 1.15
+    search, values = Branches(problem, bound), [bound.value]
+    assert search.value == bound.value and search.mixture == bound.mixture
+    while values[-1] < stop and len(values) < 1000:
+        values.append(search.best(stop, 1))
+        assert search.is_stuck or values[-1] == min(stop, search.value)
+    assert values == sorted(values) and values[-1] == Branches(problem, bound).best(stop, ENDLESS) == stop
+    assert len(values) > 2
+
+
+def test_a_search_is_stuck_where_the_part_with_the_least_bound_is_divided_no_more(monkeypatch):
+    monkeypatch.setattr(branches, "MAX_ROWS", 1)
+    chain = random_chain(np.random.default_rng(0), 2, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((2 * low + high) // 3).tolist())
+    bound = best_bound(problem)
+    search = Branches(problem, bound)
+    assert not search.is_stuck
+    value = search.best(bound.value * 1.2, ENDLESS)
+    assert search.is_stuck and value == search.value
+    assert min(one.cost for one in search.mixture) <= value <= max(one.cost for one in search.mixture) * (1 + 1e-4)
+    assert search.best(bound.value * 1.2, ENDLESS) == value
+
+
 def test_the_same_call_gives_the_same_bound_and_path():
     chain = random_chain(np.random.default_rng(2), 3, n_stages=10, n_patterns=4, largest=1000)
     low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))

@@ -249,6 +249,23 @@ def test_a_device_pays_for_the_inputs_that_its_own_caches_read_and_for_no_others
     assert differ > 20 and paid > 20
 
 
+def test_arenas_are_no_smaller_than_what_caches_need_where_a_device_has_some():
+    devices = (FAST, GPU, CPU)
+    links = Links(devices, LINK)
+    model = Trials([windowed(tokens=16)], devices, links, (1.0,), 1.0)
+    made = Tables(model.facts, (1.0,), devices, links)
+    free = made.chain()
+    raised = 0
+    for solution in random_solutions(free, np.random.default_rng(5), 60):
+        assignment = made.assignment(free, solution)
+        floors = made.floors(made.caches_of(assignment.residents))
+        arenas = model.run(assignment.residents, assignment.nodes).arenas
+        assert all(floor <= arena for floor, arena in zip(floors, arenas, strict=True))
+        raised += any(floors[:2])
+    assert raised > 30
+    assert made.floors([None] * 9) == made.floors([False] * 9) == [0, 0, 0]
+
+
 def test_limits_leave_only_patterns_whose_arenas_need_no_more():
     made = tables(both("llama-2-7b"), (GPU, CPU))
     for limit in (300 << 20, 100 << 20, 20 << 20):

@@ -29,13 +29,15 @@ __all__ = ["Branches"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Marks = NDArray[np.int8]
 
 STEP = 0.006
 """Numbers of bytes that differ by at most this part of a budget have one set."""
 BY_BYTES, BY_ENTRIES, BY_GROUPS, BY_COLUMNS = 4, 2, 3, 3
 """How many sets of each kind are tried for one part; those of groups and columns only if there are no others."""
-WHOLE = 0.01
-"""A number of columns that differs from a whole one by at most this is taken for whole."""
+WHOLE, NEARLY_WHOLE = 0.01, 1e-5
+"""A number of columns that differs from a whole one by at most `WHOLE` is taken for whole, unless all numbers are: then
+one that differs by at most `NEARLY_WHOLE`."""
 LATEST = 30
 """So many paths of earlier bounds, the latest, begin the bound of a part."""
 CLOSE = 1e-5
@@ -49,7 +51,7 @@ MAX_ROWS = 24
 class _Row(NamedTuple):
     """A path has at most `most` of the columns of a set."""
 
-    marked: Ints
+    marked: Marks
     """1 for a column of the set, 0 for others."""
     most: int
 
@@ -65,7 +67,8 @@ class _Part(NamedTuple):
 
 
 class Branches:
-    """Parts of the paths of one problem, and their bounds; `bound`: that of all paths."""
+    """Parts of the paths of one problem, and their bounds; `bound`: that of all paths.  A call of `best` goes on where
+    the last one ended."""
 
     def __init__(self, problem: Problem, bound: Bound) -> None:
         self.problem: Problem = problem
@@ -73,37 +76,57 @@ class Branches:
         self.path: Ints | None = None
         """The cheapest path met that fits."""
         self._met: list[Relaxation] = list(bound.relaxations)
-        self._of_bytes: list[tuple[int, int, Ints]] = [
+        self._of_bytes: list[tuple[int, int, Marks]] = [
             (row, step, marked) for row in range(len(problem.scarce)) for step, marked in self._by_bytes(row)]
-        entries = [((problem.after == state) & (problem.before != state)).astype(np.int64)
+        entries = [((problem.after == state) & (problem.before != state)).astype(np.int8)
                    for state in range(problem.n_states)]
-        self._of_entries: list[Ints] = [marked for marked in entries if marked.any()]
+        self._of_entries: list[Marks] = [marked for marked in entries if marked.any()]
         self._effort = 0
+        self._heap: list[_Part] = [_Part(bound.value, 0, (), bound)]
+        self._count = 1
+        self._last: list[Relaxation] = []
+        self._done = math.inf       # the least bound of the parts that are divided no more
 
-    def _by_bytes(self, row: int) -> Iterator[tuple[int, Ints]]:
+    def _by_bytes(self, row: int) -> Iterator[tuple[int, Marks]]:
         """(Bytes more than the set before, the set of columns with at least so many bytes on a scarce device)."""
         bytes_, step, last = self.problem.memory[:, row], STEP * float(self.problem.budget[row]), 0
         for value in np.unique(bytes_).tolist():
             if value - last > step:
-                yield value - last, (bytes_ >= value).astype(np.int64)
+                yield value - last, (bytes_ >= value).astype(np.int8)
                 last = value
 
+    @property
+    def value(self) -> float:
+        """The least bound of the parts that are left; infinite where no path costs less than `stop` of some call."""
+        return min([self._done, *(part.value for part in self._heap[:1])])
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the part with the least bound is divided no more."""
+        return self._done <= self.value < math.inf
+
+    @property
+    def mixture(self) -> list[Relaxation]:
+        """The paths of which the least bound of a part is a mean; empty where no part is left."""
+        if self.is_stuck:
+            return self._last
+        return self._heap[0].bound.mixture if self._heap else []
+
     def best(self, stop: float, effort: int) -> float:
-        """A bound in seconds, at most `stop`; paths are sought over about `effort` columns.  `path` may cost less than
-        `stop`."""
+        """A bound in seconds, at most `stop`, which is at most that of the call before; paths are sought over about
+        `effort` columns.  `path` may cost less than `stop`."""
         self._effort = effort
-        heap, count = [_Part(self.bound.value, 0, (), self.bound)], 1
-        done = math.inf         # the least bound of the parts that are divided no more
-        while heap and heap[0].value < min(stop, done) and self._effort > 0:
+        heap = self._heap
+        while heap and heap[0].value < min(stop, self._done) and self._effort > 0:
             part = heappop(heap)
             children = self._children(part, stop)
-            if children is None:
-                done = min(done, part.value)
+            if children is None and part.value < self._done:
+                self._done, self._last = part.value, part.bound.mixture
             for value, rows, bound in children or ():
                 if value < stop:
-                    heappush(heap, _Part(value, count, rows, bound))
-                    count += 1
-        return min([stop, done, *(part.value for part in heap[:1])])
+                    heappush(heap, _Part(value, self._count, rows, bound))
+                    self._count += 1
+        return min(stop, self.value)
 
     def _children(self, part: _Part, stop: float) -> list[tuple[float, tuple[_Row, ...], Bound]] | None:
         """The two parts of a part, (bound in seconds, rows, bound) for each; None if it is divided no more."""
@@ -124,7 +147,7 @@ class Branches:
 
     def _bounded(self, rows: Sequence[_Row], mixture: Sequence[Relaxation], stop: float) -> Bound:
         """The bound by multipliers of the paths that keep `rows`."""
-        problem, marked = copy.copy(self.problem), np.stack([row.marked for row in rows], 1)
+        problem, marked = copy.copy(self.problem), np.stack([row.marked for row in rows], 1).astype(np.int64)
         problem.memory = np.concatenate([self.problem.memory, marked], 1)
         problem.budget = np.concatenate([self.problem.budget, [row.most for row in rows]])
         problem.total = np.concatenate([self.problem.total, np.full(len(rows), float(len(problem.classes)))])
@@ -148,7 +171,7 @@ class Branches:
             if self.path is None or self.problem.cost_of(path) < self.problem.cost_of(self.path):
                 self.path = path
 
-    def _sets(self, part: _Part) -> list[tuple[Ints, float]]:
+    def _sets(self, part: _Part) -> list[tuple[Marks, float]]:
         """(A set of columns, the mean number of its columns, which is not whole) for each set to try."""
         problem, worth = self.problem, part.bound.multipliers
         paths = np.stack([one.path for one in part.bound.mixture])
@@ -158,23 +181,28 @@ class Branches:
         by_bytes = [(float(marked[used] @ times), step * float(worth[row]), marked)
                     for row, step, marked in self._of_bytes]
         by_entries = [(float(marked[used] @ times), 1.0, marked) for marked in self._of_entries]
-        sets = [*largest(by_bytes, BY_BYTES), *largest(by_entries, BY_ENTRIES)]
-        for numbers, most in ((problem.group, BY_GROUPS), (np.arange(len(problem.cost)), BY_COLUMNS)):
-            if not sets:
-                own, where = np.unique(numbers[used], return_inverse=True)
-                sets = [((numbers == own[int(i)]).astype(np.int64), mean) for i, mean in largest([
-                    (float(mean), 1.0, np.array(i)) for i, mean in enumerate(np.bincount(where, times))], most)]
+        for whole in (WHOLE, NEARLY_WHOLE):
+            sets = [*largest(by_bytes, BY_BYTES, whole), *largest(by_entries, BY_ENTRIES, whole)]
+            for numbers, most in ((problem.group, BY_GROUPS), (np.arange(len(problem.cost)), BY_COLUMNS)):
+                if not sets:
+                    own, where = np.unique(numbers[used], return_inverse=True)
+                    sets = [((numbers == own[int(i)]).astype(np.int8), mean) for i, mean in largest([
+                        (float(mean), 1.0, np.array(i)) for i, mean in enumerate(np.bincount(where, times))], most,
+                        whole)]
+            if sets:
+                break
         return sets
 
 
-def largest(of: Sequence[tuple[float, float, Ints]], most: int) -> list[tuple[Ints, float]]:
+def largest(of: Sequence[tuple[float, float, Marks]], most: int, whole: float) -> list[tuple[Marks, float]]:
     """(Set, mean) for the `most` of these (mean, weight, set) whose means are farthest from whole numbers, times their
-    weights; those with whole means are left out."""
-    order = sorted(range(len(of)), key=lambda i: (-broken(of[i][0]) * of[i][1], i))
-    return [(of[i][2], of[i][0]) for i in order[:most] if broken(of[i][0]) * of[i][1] > 0]
+    weights; those with means that differ by at most `whole` from a whole number are left out."""
+    far = [(broken(mean, whole) * weight, i) for i, (mean, weight, _) in enumerate(of)]
+    order = sorted((each for each in far if each[0] > 0), key=lambda each: (-each[0], each[1]))
+    return [(of[i][2], of[i][0]) for _, i in order[:most]]
 
 
-def broken(number: float) -> float:
-    """How far a number is from the nearest whole one; 0 if that is near enough."""
+def broken(number: float, whole: float) -> float:
+    """How far a number is from the nearest whole one; 0 if it is at most `whole`."""
     far = abs(number - round(number))
-    return far if far > WHOLE else 0.0
+    return far if far > whole else 0.0
