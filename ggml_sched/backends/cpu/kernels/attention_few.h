@@ -2,22 +2,40 @@
  *
  * Included by attention.h.  Each key is multiplied with each row.  Different threads take different chunks of CHUNK
  * keys, and the results of the chunks are merged in order.  Where rows attend to different keys, as those of several
- * sequences do, the rows of one mask are computed alone, and four keys that it masks are skipped.
+ * sequences do, the rows of one mask are computed alone, with those keys alone that it does not mask if these are at
+ * most half of all.
  */
 #define TOGETHER (V == 16 ? 4 : 3) /* the most query rows that share the conversion of a key, with sums in registers */
 #define AHEAD (128 * 64)        /* about how many bytes of keys, or of values, are prefetched before their use */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 
-/* How many of the groups of four keys, of n keys, have a key that is not masked. */
+/* How many of n keys are not masked, in groups of four, the last of which need not be whole. */
 static int64_t used_fours(const float *bias, int64_t n) {
-    int64_t used = 0, key = 0;
-    for (; key + 4 <= n; key += 4)
-        used += !((bias[key] == -INFINITY) & (bias[key + 1] == -INFINITY) & (bias[key + 2] == -INFINITY)
-                  & (bias[key + 3] == -INFINITY));
-    int rest = 0;
-    for (; key < n; key++)
-        rest |= bias[key] != -INFINITY;
-    return used + rest;
+    int32_t used = 0;
+    for (int64_t key = 0; key < n; key++)
+        used += bias[key] != -INFINITY;
+    return (used + 3) / 4;
+}
+
+/* The numbers of the keys that are not masked to `index`, and their masks to `to`, which may be `bias`; then, up to a
+ * multiple of four keys, the last of them again, masked.  Returns how many keys these are. */
+static int64_t unmasked_keys(const float *bias, int64_t n, int32_t *index, float *to) {
+    int64_t used = 0;
+    for (int64_t key = 0; key < n; key++)
+        if (bias[key] != -INFINITY) {
+            index[used] = (int32_t)key;
+            to[used++] = bias[key];
+        }
+    for (; used % 4; used++) {
+        index[used] = index[used - 1];
+        to[used] = -INFINITY;
+    }
+    return used;
+}
+
+/* The number of key i of `index`; NULL: of all keys. */
+INLINE int64_t key_of(const int32_t *index, int64_t i) {
+    return index == NULL ? i : index[i];
 }
 
 INLINE float dot_f32(const float *a, const float *b, int64_t n) {
@@ -79,10 +97,11 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
 
 /* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
  * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
- * rows.  `stride`: bytes from one key's values to the next.  For each key `width` bytes are prefetched that lie `ahead`
- * bytes after its values.  Values whose weight is 0 are not used: they may be NaN. */
+ * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  For each
+ * key `width` bytes are prefetched that lie `ahead` bytes after its values.  Values whose weight is 0 are not used: they
+ * may be NaN. */
 INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
-                       const char *v, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
+                       const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
     vf s[TOGETHER][8];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++)
@@ -92,7 +111,7 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
         for (int64_t key = 0; key < n; key++)
             zeros |= weights[r * CHUNK + key] == 0;
     for (int64_t key = 0; key < n; key++) {
-        const uint16_t *x = (const uint16_t *)(v + key * stride);
+        const uint16_t *x = (const uint16_t *)(v + key_of(index, key) * stride);
         for (int64_t line = 0; line < width; line += 64)
             __builtin_prefetch((const char *)x + ahead + line);
         if (!zeros) {
@@ -149,11 +168,11 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
     return key < n ? key : n;
 }
 
-/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
+/* Adds the weighted values of n keys, those of `index` if it is not NULL, to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
  * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
  * columns.  Of one row it skips VALUES keys whose weights are 0. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
-                            const char *v, int64_t n) {
+                            const char *v, const int32_t *index, int64_t n) {
     int64_t stride = f->v->layout.nb[1], ahead = ahead_of(f->dv, stride, f->n_kv);
     for (int64_t key = 0, block; key < n; key += block) {
         block = VALUES;
@@ -169,15 +188,16 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
             for (int64_t column = 0, wide; column + 4 * V <= f->dv; column += wide * V) {
                 float *to = acc + r * apart + column;
                 const float *weight = weights + r * CHUNK + key;
-                const char *from = v + key * stride + column * 2;
+                const char *from = v + (index == NULL ? key * stride : 0) + column * 2;
+                const int32_t *of = index == NULL ? NULL : index + key;
                 int64_t keys = n - key < block ? n - key : block, fetched = r + column == 0 ? 2 * f->dv : 0;
                 wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
                 switch (now + wide) {
-                case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, stride, keys, fetched, ahead); break;
-                case 1 + 4: add_halves(type, 1, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
-                case 2 + 4: add_halves(type, 2, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
-                case 3 + 4: add_halves(type, 3, 4, to, apart, weight, from, stride, keys, fetched, ahead); break;
-                default: add_halves(type, TOGETHER, 4, to, apart, weight, from, stride, keys, fetched, ahead);
+                case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, of, stride, keys, fetched, ahead); break;
+                case 1 + 4: add_halves(type, 1, 4, to, apart, weight, from, of, stride, keys, fetched, ahead); break;
+                case 2 + 4: add_halves(type, 2, 4, to, apart, weight, from, of, stride, keys, fetched, ahead); break;
+                case 3 + 4: add_halves(type, 3, 4, to, apart, weight, from, of, stride, keys, fetched, ahead); break;
+                default: add_halves(type, TOGETHER, 4, to, apart, weight, from, of, stride, keys, fetched, ahead);
                 }
             }
         }
@@ -189,7 +209,7 @@ static int is_half(const gs_node *t) {
     return t->layout.type == GS_TYPE_F16 || t->layout.type == GS_TYPE_BF16;
 }
 
-typedef struct lines_memory { float *q, *scores, *copy, *tile; } lines_memory;
+typedef struct lines_memory { float *q, *scores, *copy, *tile; int32_t *index; } lines_memory;
 
 static lines_memory lines_memory_at(const flash *f, float *at, int64_t m) {
     lines_memory s;
@@ -197,11 +217,12 @@ static lines_memory lines_memory_at(const flash *f, float *at, int64_t m) {
     s.scores = s.q + m * padded(f->d);
     s.copy = s.scores + m * CHUNK;
     s.tile = s.copy + padded(f->d > f->dv ? f->d : f->dv);
+    s.index = (int32_t *)(s.tile + CHUNK + 16);
     return s;
 }
 
 static int64_t lines_floats(const flash *f, int64_t m) {
-    return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + CHUNK + 16;
+    return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + 2 * CHUNK + 16;
 }
 
 /* Whether query rows m0 .. m0 + m - 1 have one mask. */
@@ -217,14 +238,21 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
                          int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
     int64_t width = padded(f->d);
     const float *bias = NULL;
+    const int32_t *index = NULL;        /* if not NULL, only these of the keys are computed with, and `bias` is theirs */
     if (share_mask(f, m0, m))
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
-    if (bias != NULL && used_fours(bias, n) == 0) {
+    int64_t used = bias == NULL ? n : 4 * used_fours(bias, n);
+    if (used == 0) {
         for (int64_t i = 0; i < m; i++) {
             top[i * stride] = -INFINITY;
             total[i * stride] = 0;
         }
         return;
+    }
+    if (2 * used <= n) {
+        n = unmasked_keys(bias, n, s.index, s.tile);
+        index = s.index;
+        bias = s.tile;
     }
     int64_t key = 0;
     if (is_half(f->k) && f->d % V == 0) {
@@ -241,7 +269,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             }
             const uint16_t *rows[4];
             for (int i = 0; i < 4; i++) {
-                rows[i] = (const uint16_t *)(k + (key + i) * next);
+                rows[i] = (const uint16_t *)(k + key_of(index, key + i) * next);
                 for (int64_t line = 0; line < 2 * f->d; line += 64)
                     __builtin_prefetch((const char *)rows[i] + ahead + line);
             }
@@ -257,14 +285,14 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
                 s.scores[i * CHUNK + key] = 0;
             continue;
         }
-        const float *k = row_as_f32(f->k, (where){first + key, head_kv, batch}, f->d, s.copy);
+        const float *k = row_as_f32(f->k, (where){first + key_of(index, key), head_kv, batch}, f->d, s.copy);
         for (int64_t i = 0; i < m; i++)
             s.scores[i * CHUNK + key] = dot_f32(s.q + i * width, k, f->d);
     }
     for (int64_t i = 0; i < m; i++) {
         line l = line_of(f, head_kv, batch, m0 + i);
         float *scores = s.scores + i * CHUNK;
-        finish_scores(f, l, scores, bias_of(f, l, first, n, s.tile), n);
+        finish_scores(f, l, scores, index != NULL ? bias : bias_of(f, l, first, n, s.tile), n);
         top[i * stride] = largest_of(scores, n);
         if (top[i * stride] == -INFINITY && has_nan(scores, n))
             top[i * stride] = 0;
@@ -278,9 +306,9 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     int64_t column = 0;
     const char *v0 = row_of(f->v, (where){first, head_kv, batch});
     if (f->v->layout.type == GS_TYPE_F16)
-        column = add_weighted(GS_TYPE_F16, f, acc, stride, s.scores, m, v0, n);
+        column = add_weighted(GS_TYPE_F16, f, acc, stride, s.scores, m, v0, index, n);
     else if (f->v->layout.type == GS_TYPE_BF16)
-        column = add_weighted(GS_TYPE_BF16, f, acc, stride, s.scores, m, v0, n);
+        column = add_weighted(GS_TYPE_BF16, f, acc, stride, s.scores, m, v0, index, n);
     if (column == f->dv)
         return;
     for (int64_t key = 0; key < n; key++) {
@@ -289,7 +317,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             if (s.scores[i * CHUNK + key] == 0)
                 continue;
             if (v == NULL)
-                v = row_as_f32(f->v, (where){first + key, head_kv, batch}, f->dv, s.copy);
+                v = row_as_f32(f->v, (where){first + key_of(index, key), head_kv, batch}, f->dv, s.copy);
             add_scaled(acc + i * stride + column, s.scores[i * CHUNK + key], v + column, f->dv - column);
         }
     }

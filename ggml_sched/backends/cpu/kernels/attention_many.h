@@ -170,11 +170,11 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
     *top = larger;
 }
 
-/* Whether a block has so few keys that are not masked that attend_lines is faster.  `most` groups of four keys, each
- * of one row, take no longer than the block, most of whose time is to convert and transpose its keys.  attend_lines
- * converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
+/* Whether a block has so few keys that are not masked that attend_lines is faster, as measured: `most` groups of four
+ * keys, each of one row, take no longer than the block, a part of whose time is to convert and transpose its keys.
+ * attend_lines converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
 static int block_is_sparse(const flash *f, int64_t m, const block_memory *s) {
-    int64_t used = 0, most = (is_half(f->k) && is_half(f->v) ? 40 : 16) + m / 2;
+    int64_t used = 0, most = (is_half(f->k) && is_half(f->v) ? 40 + 4 * m : 16 + m / 2);
     for (int64_t i = 0; i < m && used <= most; i++)
         used += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
     return used <= most;
