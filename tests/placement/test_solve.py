@@ -252,16 +252,16 @@ def test_the_linear_program_says_that_nothing_fits():
 @pytest.mark.parametrize("columns", [1, 6, 1000])
 def test_a_proof_by_the_columns_of_cheap_paths_holds_for_all_paths(columns, monkeypatch):
     """Labels prove nothing here, so that the bound is that of the counts."""
-    monkeypatch.setattr(solver_room, "EFFORTS", {"proof": ((1, 1),), "some": ((1, 1),)})
+    monkeypatch.setattr(solver_room, "EFFORTS", {"all": ((1, 1),), "some": ((1, 1),)})
     monkeypatch.setattr(solver_room, "MERGED", {})
-    monkeypatch.setattr(solver_room, "COUNTED", {"proof": ((columns, 100),)})
+    monkeypatch.setattr(solver_room, "COUNTED", {"all": ((columns, 100),)})
     parts = []
     for n_devices in (2, 3) * 8:
         made = random_chain(RNG, n_devices, n_classes=2, n_stages=5, n_patterns=3)
         start = np.where(np.arange(len(made.start)) == 0, 0.0, np.inf)
         chain = Chain(made.classes, made.cost, made.memory, start, made.devices)
         budget = near_budget(RNG, chain)
-        found, optimum = solve(chain, budget, 0.0, effort="proof"), least(chain, budget)
+        found, optimum = solve(chain, budget, 0.0, effort="all"), least(chain, budget)
         checked(chain, budget, found)
         assert found.bound <= optimum * (1 + 1e-12)
         if optimum < np.inf:

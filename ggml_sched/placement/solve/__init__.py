@@ -36,16 +36,15 @@ STEEPER = (1.001, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 5.0)
 
 EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
     "few": ((8, 40_000),), "bound": ((8, 40_000),), "some": ((64, 300_000),),
-    "all": ((64, 300_000), (1024, 1_500_000)), "proof": ((64, 300_000),),
-    "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
+    "all": ((64, 300_000), (1024, 1_500_000)), "more": ((8192, 12_000_000),), "most": ((32768, 50_000_000),)}
 """{effort: for each search by labels (the most labels kept after a stage, about how many columns are tried)}."""
-MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "proof": 1 << 25, "more": 1 << 25}
+MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "more": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
 MAX_MERGED = 2
 """Labels are merged only where at most so many devices are scarce: with more, branch and bound proves more, and sooner.
 """
 BRANCHED = {"few": (1 << 20, 1 << 18), "bound": (1 << 22, 1 << 20), "all": (1 << 23, 1 << 21),
-            "proof": (1 << 25, 1 << 24), "more": (1 << 24, 1 << 22)}
+            "more": (1 << 24, 1 << 22)}
 """{effort: over about how many columns branch and bound seeks paths, and where labels are merged after it}."""
 MIN_BRANCHED = 2
 """Branch and bound is for so many scarce devices or more: with one, labels prove as much."""
@@ -72,9 +71,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     `cutoff` seconds: then `path` is None if no path below `cutoff` was found before.
 
     `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
-    bound by runs; "proof" with as many labels as "some", with the most columns for branch and bound and for the bound
-    by merged labels; "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a
-    second; "most" with labels for some seconds.
+    bound by runs; "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a second;
+    "most" with labels for some seconds.
 
     `solver`: "own" uses this package alone; "highs" uses HiGHS (the extra `fit`) for what labels do not prove; "auto"
     uses HiGHS if it is installed, for programs so small that they take about a second.
