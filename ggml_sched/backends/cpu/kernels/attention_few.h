@@ -97,9 +97,9 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
 
 /* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
  * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
- * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  For each
- * key `width` bytes are prefetched that lie `ahead` bytes after its values.  Values whose weight is 0 are not used: they
- * may be NaN. */
+ * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  For
+ * each key `width` bytes are prefetched that lie `ahead` bytes after its values.  Values whose weight is 0 are not
+ * used: they may be NaN. */
 INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
                        const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
     vf s[TOGETHER][8];
@@ -168,7 +168,7 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
     return key < n ? key : n;
 }
 
-/* Adds the weighted values of n keys, those of `index` if it is not NULL, to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
+/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
  * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
  * columns.  Of one row it skips VALUES keys whose weights are 0. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
@@ -238,7 +238,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
                          int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
     int64_t width = padded(f->d);
     const float *bias = NULL;
-    const int32_t *index = NULL;        /* if not NULL, only these of the keys are computed with, and `bias` is theirs */
+    const int32_t *index = NULL;        /* if not NULL, only these keys are computed with, and `bias` is theirs */
     if (share_mask(f, m0, m))
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
     int64_t used = bias == NULL ? n : 4 * used_fours(bias, n);

@@ -1,4 +1,4 @@
-/* few_q.h -- quantised weights times one column, or at most GS_FEW_Q: decoded from their blocks, a row at a time.
+/* few_q.h -- quantised weights times one column, with NEON at most GS_FEW_Q: decoded from blocks, a row at a time.
  *
  * Included by product_loops.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
  * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.

@@ -267,8 +267,8 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
  * offset, the minima and the scales of the weights' type, and on the order of elements. */
 static int same_columns(const gs_product *x, const gs_product *y) {
     const gs_node *const *a = x->node->src, *const *b = y->node->src;
-    if (x->node->op != y->node->op || a[0]->layout.ne[2] != b[0]->layout.ne[2]
-        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]) || x->strip_order != y->strip_order)
+    if (x->node->op != y->node->op || x->strip_order != y->strip_order || a[0]->layout.ne[2] != b[0]->layout.ne[2]
+        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]))
         return 0;
     if (gs_is_id(x) && !gs_same_elements(a[2], b[2]))
         return 0;

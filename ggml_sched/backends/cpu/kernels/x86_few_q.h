@@ -1,4 +1,4 @@
-/* x86_few_q.h -- a strip of a row of quantised weights, decoded from its blocks, times at most GS_FEW_Q columns.
+/* x86_few_q.h -- a strip of a row of quantised weights, decoded from its blocks, times N columns: here always one.
  *
  * Included by matmul_x86.h.  add_strip and, at the end of a row, add_end add the products of a row's blocks, which
  * begin at p, with strip number `at` of each of N columns: the scaled sums of products to acc[column], and the
