@@ -81,6 +81,15 @@ def test_a_batch_says_which_rows_it_wants(load):
         assert model.eval_batch(none).shape == (0, 64) and model.n_past == 2
 
 
+@pytest.mark.parametrize(("tokens", "at"), [([1, 64], 1), ([1, -1], 1), ([2**31, 1], 0), ([1, 2**63], 1),
+                                            ([-1, 2**63], 0), ((1, 2, 10**20), 2)])
+def test_an_unknown_token_is_named_however_large(load, tokens, at):
+    with load(SMALL, n_ctx=16) as model:
+        with pytest.raises(ValueError, match=f"^token {tokens[at]} at {at} is not in 0 .. 63$"):
+            model.eval(tokens)
+        assert model.eval(TOKENS).shape == (len(TOKENS), 64)
+
+
 @pytest.mark.parametrize(("change", "kind"), [
     ({"positions": [1, 2]}, SequenceError), ({"positions": [0, 2]}, SequenceError), ({"positions": [0]}, ValueError),
     ({"sequences": [0, 2]}, ValueError), ({"sequences": [-1, 0]}, ValueError), ({"outputs": [2]}, ValueError),
