@@ -221,8 +221,8 @@ def test_a_full_context_is_an_error_and_changes_nothing():
 def test_wrong_tokens_change_nothing():
     with load(SMALL, n_ctx=16) as model:
         before = model.eval(TOKENS[:3])
-        for wrong, kind in (([[64], [-1], [1 << 40], [0, 1 << 40]], ValueError),
-                            ([[0.5], [2.0], "abc", ["a"], [None], 5, [[1, 2]], None, [1 << 70]], TypeError)):
+        for wrong, kind in (([[64], [-1], [1 << 40], [0, 1 << 40], [1 << 70]], ValueError),
+                            ([[0.5], [2.0], "abc", ["a"], [None], 5, [[1, 2]], None], TypeError)):
             for tokens in wrong:
                 with pytest.raises(kind):
                     model.eval(tokens)
