@@ -117,6 +117,7 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.spread("type isa", "type n", "n isa")
 @pytest.mark.parametrize("n", [1, 3, 7, 9, 13])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
