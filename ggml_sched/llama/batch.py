@@ -48,12 +48,9 @@ def checked_tokens(tokens: object, n_vocab: int) -> np.ndarray:
         ids = np.asarray(tokens)
     except ValueError:      # nested lists of unequal lengths
         raise TypeError("tokens are a sequence of ints, not of several sequences") from None
-    if isinstance(tokens, (list, tuple)) and ids.size and ids.dtype.kind not in "iu" and all(
-            type(token) is int for token in tokens):
-        # NumPy has no integer type for all of these, so one is far outside.
-        at, token = next((at, token) for at, token in enumerate(tokens) if not 0 <= token < n_vocab)
-        raise ValueError(f"token {token} at {at} is not in 0 .. {n_vocab - 1}")
-    if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
+    if ids.dtype.kind not in "iu" and isinstance(tokens, (list, tuple)) and all(type(token) is int for token in tokens):
+        ids = np.array(tokens, object)      # none, or NumPy has no integer type for all of them
+    elif ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
         raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
     bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(bad):

@@ -50,21 +50,16 @@ def test_paths_are_divided_while_columns_are_left():
     assert bound.value * 1.1 < values[-1]
 
 
-def test_a_path_has_a_whole_number_of_stages_on_a_device():
-    # A stage takes 1 second and 10 bytes on the device, or 2 seconds on the host.  One and a half stages would fit.
-    chain = Chain((0, 0, 0), (np.array([[[1.0]], [[2.0]]]),), (np.array([[10, 0], [0, 10]]),), np.zeros(1), ((0,),))
-    problem = Problem(chain, [15, 100])
+@pytest.mark.parametrize(("bytes_", "room", "value"), [(10, 15, 4.5), (1000, 1005, 4.995)],
+                         ids=["half", "nearly whole"])
+def test_a_path_has_a_whole_number_of_stages_on_a_device(bytes_, room, value):
+    """A number that is nearly whole is not taken for whole where all numbers are."""
+    # A stage takes 1 second on the device, or 2 seconds on the host.  One and a half stages, or 1.005, would fit.
+    chain = Chain((0, 0, 0), (np.array([[[1.0]], [[2.0]]]),), (np.array([[bytes_, 0], [0, bytes_]]),), np.zeros(1),
+                  ((0,),))
+    problem = Problem(chain, [room, 10 * bytes_])
     bound = best_bound(problem)
-    assert bound.value == pytest.approx(4.5)
-    assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
-
-
-def test_a_number_of_stages_that_is_nearly_whole_is_not_taken_for_whole_where_all_are():
-    # As above, but 1.005 stages would fit.
-    chain = Chain((0, 0, 0), (np.array([[[1.0]], [[2.0]]]),), (np.array([[1000, 0], [0, 1000]]),), np.zeros(1), ((0,),))
-    problem = Problem(chain, [1005, 10000])
-    bound = best_bound(problem)
-    assert bound.value == pytest.approx(4.995)
+    assert bound.value == pytest.approx(value)
     assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
 
 
