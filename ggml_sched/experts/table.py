@@ -74,8 +74,7 @@ class SlotTable:
             self._misses += 1
             if int(self.held.sum()) >= self.n_slots:
                 gone = next(going)
-                self.held[gone] = False
-                self._evictions += 1
+                self._evict(gone)
             yield expert, gone
         self._hits += len(used) - len(missing)
 
@@ -93,13 +92,13 @@ class SlotTable:
     def free(self, bank: int, used: Iterable[int]) -> bool:
         """Make sure that a slot is free: if none is, the expert with the highest cost gives up its slot, but none of a
         bank that `used` names.  False if there is no other."""
-        if int(self.held.sum()) < self.n_slots:
-            return True
-        going = self._going(bank, np.fromiter(used, np.intp), 1)
-        for gone in going:
-            self.held[gone] = False
-            self._evictions += 1
-        return bool(going)
+        for gone in self._going(bank, np.fromiter(used, np.intp), 1):
+            self._evict(gone)
+        return int(self.held.sum()) < self.n_slots
+
+    def _evict(self, gone: tuple[int, int]) -> None:
+        self.held[gone] = False
+        self._evictions += 1
 
     def put(self, bank: int, expert: int) -> None:
         """Note that an expert is in a slot now."""
