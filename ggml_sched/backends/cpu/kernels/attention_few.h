@@ -6,7 +6,8 @@
  * most half of all.
  */
 #define TOGETHER (V == 16 ? 4 : 3) /* the most query rows that share the conversion of a key, with sums in registers */
-#define AHEAD (128 * 64)        /* about how many bytes of keys, or of values, are prefetched before their use */
+#define AHEAD 8192              /* about how many bytes before their use keys, or values, are prefetched to L2 */
+#define SOON 2048               /* and from there to L1 */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 
 /* How many of n keys are not masked, in groups of four, the last of which need not be whole. */
@@ -55,11 +56,29 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* How many bytes after a row of n f16 or bf16 values the row begins that is prefetched with it; `next`: bytes from one
- * row to the next.  0 if the cache, of n_kv rows, has no such row. */
-INLINE int64_t ahead_of(int64_t n, int64_t next, int64_t n_kv) {
-    int64_t rows = n > 0 && AHEAD / (2 * n) > 1 ? AHEAD / (2 * n) : 1;
+/* How many bytes after a row the rows begin that are prefetched with it.  L2 waits for more lines at once than L1, so
+ * rows go there first. */
+typedef struct rows_ahead {
+    int64_t to_l2, to_l1;
+} rows_ahead;
+
+/* How many bytes after a row of n f16 or bf16 values the row begins that is about nbytes of values later; `next`: bytes
+ * from one row to the next.  0 if the cache, of n_kv rows, has no such row. */
+INLINE int64_t row_after(int64_t nbytes, int64_t n, int64_t next, int64_t n_kv) {
+    int64_t rows = n > 0 && nbytes / (2 * n) > 1 ? nbytes / (2 * n) : 1;
     return rows < n_kv ? rows * next : 0;
+}
+
+INLINE rows_ahead ahead_of(int64_t n, int64_t next, int64_t n_kv) {
+    return (rows_ahead){row_after(AHEAD, n, next, n_kv), row_after(SOON, n, next, n_kv)};
+}
+
+/* Prefetches nbytes of both rows. */
+INLINE void prefetch_rows(const void *row, int64_t nbytes, rows_ahead ahead) {
+    for (int64_t line = 0; line < nbytes; line += 64) {
+        __builtin_prefetch((const char *)row + ahead.to_l2 + line, 0, 2);
+        __builtin_prefetch((const char *)row + ahead.to_l1 + line, 0, 3);
+    }
 }
 
 /* V values of f16, or of bf16, as f32. */
@@ -97,11 +116,12 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
 
 /* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
  * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
- * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  For
- * each key `width` bytes are prefetched that lie `ahead` bytes after its values.  Values whose weight is 0 are not
- * used: they may be NaN. */
+ * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  With
+ * each key `width` bytes of the values `ahead` of it are prefetched.  Values whose weight is 0 are not used: they may
+ * be NaN. */
 INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
-                       const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t width, int64_t ahead) {
+                       const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t width,
+                       rows_ahead ahead) {
     vf s[TOGETHER][8];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++)
@@ -112,8 +132,7 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             zeros |= weights[r * CHUNK + key] == 0;
     for (int64_t key = 0; key < n; key++) {
         const uint16_t *x = (const uint16_t *)(v + key_of(index, key) * stride);
-        for (int64_t line = 0; line < width; line += 64)
-            __builtin_prefetch((const char *)x + ahead + line);
+        prefetch_rows(x, width, ahead);
         if (!zeros) {
             UNROLL for (int c = 0; c < C; c++) {
                 vf value = vhalves(type, x + c * V);
@@ -173,7 +192,8 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
  * columns.  Of one row it skips VALUES keys whose weights are 0. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
                             const char *v, const int32_t *index, int64_t n) {
-    int64_t stride = f->v->layout.nb[1], ahead = ahead_of(f->dv, stride, f->n_kv);
+    int64_t stride = f->v->layout.nb[1];
+    rows_ahead ahead = ahead_of(f->dv, stride, f->n_kv);
     for (int64_t key = 0, block; key < n; key += block) {
         block = VALUES;
         if (m == 1) {
@@ -259,7 +279,8 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
          * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
-        int64_t next = f->k->layout.nb[1], ahead = ahead_of(f->d, next, f->n_kv);
+        int64_t next = f->k->layout.nb[1];
+        rows_ahead ahead = ahead_of(f->d, next, f->n_kv);
         for (; key + 4 <= n; key += 4) {
             if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
                 && bias[key + 3] == -INFINITY) {
@@ -270,8 +291,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             const uint16_t *rows[4];
             for (int i = 0; i < 4; i++) {
                 rows[i] = (const uint16_t *)(k + key_of(index, key + i) * next);
-                for (int64_t line = 0; line < 2 * f->d; line += 64)
-                    __builtin_prefetch((const char *)rows[i] + ahead + line);
+                prefetch_rows(rows[i], 2 * f->d, ahead);
             }
             if (f->k->layout.type == GS_TYPE_F16)
                 dots_of_rows(GS_TYPE_F16, s.q, width, m, rows, f->d, s.scores + key);

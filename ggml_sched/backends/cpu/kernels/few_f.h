@@ -33,7 +33,7 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
                 acc[c][i] = VEC_ZERO;
         for (; b + together <= whole; b += together) {
             UNROLL for (int line = 0; line < 16 * element * together; line += 64)
-                PREFETCH(p + line + AHEAD);
+                PREFETCH_STREAM(p + line);
             UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * width)
                 add_step(type, N, u, p, y, acc);
         }

@@ -26,12 +26,12 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
         }
         for (int64_t at = 0; at < strips; at++, p += size) {
             UNROLL for (int line = 0; line < size; line += 64)
-                PREFETCH((const char *)p + line + AHEAD);
+                PREFETCH_STREAM((const char *)p + line);
             add_strip(type, N, p, y, at, acc, low);
         }
         if (units_of(type) == 1 && over > 0)
             add_end(type, N, p, y, strips, over, acc, low, rest, sum);
         UNROLL for (int c = 0; c < N; c++)
-            out[c][row] = VEC_TOTAL(VEC_ADD(acc[c][0], acc[c][1])) + LOW_TOTAL(LOW_ADD(low[c], rest[c])) + sum[c];
+            out[c][row] = VEC_TOTAL_WITH(VEC_ADD(acc[c][0], acc[c][1]), LOW_ADD(low[c], rest[c])) + sum[c];
     }
 }

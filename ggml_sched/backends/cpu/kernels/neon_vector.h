@@ -29,7 +29,7 @@ typedef int32x4_t ivec;
 typedef float32x4_t vec_low;
 #define LOW_ZERO VEC_ZERO
 #define LOW_ADD vaddq_f32
-#define LOW_TOTAL vaddvq_f32
+#define VEC_TOTAL_WITH(v, low) vaddvq_f32(vaddq_f32(v, low))
 
 /* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes.  Without the instruction
  * for it, two products are added in 16 bits: each is at most 128 * 127. */

@@ -2,11 +2,11 @@
  *
  * Included by matmul_x86.h and matmul_neon.h, which define the vectors and decode blocks to them.
  */
-#ifndef AHEAD
-#define AHEAD 4096             /* how many bytes ahead of their use weights are prefetched */
-#endif
+#define AHEAD 8192             /* how many bytes before their use weights are prefetched to L2                      */
+#define SOON 2048              /* and from there to L1, which waits for fewer lines at once                         */
 #define PREFETCH(at) __builtin_prefetch(at, 0, 3)
 #define PREFETCH_LATER(at) __builtin_prefetch(at, 0, 2)
+#define PREFETCH_STREAM(at) (PREFETCH_LATER((at) + AHEAD), PREFETCH((at) + SOON))
 #define PANEL (2 * ROWS)
 #define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
 #define DEPTH_F 64             /* steps of k that a panel of float rows holds: 1024 elements            */

@@ -339,8 +339,10 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
             UNROLL for (int j = 0; j < units; j++, y += width, y_1 += width_1, ahead += part) {
                 ivec v[4];
                 vec s[2], m[2];
-                UNROLL for (int line = 0; line < part; line += 64)
+                UNROLL for (int line = 0; line < part; line += 64) {
+                    PREFETCH_LATER(ahead + AHEAD + line);
                     PREFETCH(ahead + line);
+                }
                 levels_of(type, p, j, v);
                 scales_of_step(type, p, j, &held, s, m);
                 UNROLL for (int c = 0; c < N; c++) {

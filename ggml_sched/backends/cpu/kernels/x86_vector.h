@@ -82,7 +82,9 @@ typedef __m512 vec;
 #define VEC_FMA _mm512_fmadd_ps
 #define VEC_ADD _mm512_add_ps
 #define VEC_LOAD _mm512_loadu_ps
-#define VEC_TOTAL(v) total(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)))
+#define HALVED(v) _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1))
+#define VEC_TOTAL(v) total(HALVED(v))
+#define VEC_TOTAL_WITH(v, low) total(_mm256_add_ps(HALVED(v), low))
 #define VEC_WEIGHTS load_wide
 #else
 typedef __m256 vec;
@@ -92,6 +94,7 @@ typedef __m256 vec;
 #define VEC_ADD _mm256_add_ps
 #define VEC_LOAD _mm256_loadu_ps
 #define VEC_TOTAL total
+#define VEC_TOTAL_WITH(v, low) total(_mm256_add_ps(v, low))
 #define VEC_WEIGHTS load_f
 #endif
 #define LANES (16 / STEP_VECS)
@@ -163,7 +166,6 @@ INLINE ivec dot4_vec(const int type, ivec start, ivec levels, ivec y) {
 typedef __m256 vec_low;
 #define LOW_ZERO _mm256_setzero_ps()
 #define LOW_ADD _mm256_add_ps
-#define LOW_TOTAL total
 
 /* 32 bytes: the levels of 32 elements, or 8 weights as f32. */
 typedef __m256i v32;
