@@ -9,7 +9,7 @@ Bytes are those of every source, once, and of the result:
 * GET_ROWS reads as many rows as its result has;
 * SET_ROWS and CPY write the rows that they are given, and do not read where they write;
 * MUL_MAT_ID and ADD_ID read E (1 - (1 - k/E)^tokens) of E experts: the number of different ones to expect where each
-  token chooses k;
+  token chooses k at random;
 * attention reads the part `fill` of a cache.
 """
 
@@ -27,7 +27,7 @@ from ggml_sched.backend import dense_bytes
 from ggml_sched.placement.devices import ATTENTION, PROMPT_ATTENTION, Device
 from ggml_sched.threads.cached import cached_property
 
-__all__ = ["Facts", "facts", "is_resident", "is_weight"]
+__all__ = ["Facts", "expected_reads", "facts", "is_resident", "is_weight", "share_of_experts"]
 
 _WRITTEN_OVER = {"SET_ROWS": 2, "CPY": 1}
 """{op that writes its first source into another source: the slot of that other source}."""
@@ -129,7 +129,7 @@ def _bytes_of(node: Tensor, fill: float) -> float:
         if node.op == "GET_ROWS" and k == 0:
             n = node.n_elements / source.type.block_size * source.type.type_size
         elif _OF_EXPERTS.get(node.op) == k:
-            n *= _share_of_experts(source.ne[2 if node.op == "MUL_MAT_ID" else 1], node.src[2])
+            n *= share_of_experts(source.ne[2 if node.op == "MUL_MAT_ID" else 1], node.src[2])
         elif k in caches:
             n *= fill
         root = source.root
@@ -139,10 +139,23 @@ def _bytes_of(node: Tensor, fill: float) -> float:
     return sum(read.values()) + dense_bytes(node)
 
 
-def _share_of_experts(n_experts: int, ids: Tensor) -> float:
+def share_of_experts(n_experts: int, ids: Tensor) -> float:
     """The part of all experts that at least one token is expected to use."""
     missed = max(0.0, 1 - ids.ne[0] / max(1, n_experts))
     return 1 - float(missed ** ids.ne[1])
+
+
+def expected_reads(used: float, n_slots: int, n_experts: int) -> float:
+    """How many of the `used` different experts that a node uses are in no slot, where all layers together have
+    `n_experts` experts in `n_slots` slots, and each token chooses at random, all experts of its layer equally likely.
+
+    The node's own experts have slots when it computes, so that the others of the slots are all that could have kept one
+    for it: a part (n_slots - used) / (n_experts - used) of all other experts.  Replays of such choices read as many
+    under each of the policies of `ggml_sched.experts`.
+    """
+    if n_slots >= n_experts or used >= n_experts:
+        return 0.0 if n_slots >= n_experts else used
+    return used * min(1.0, (n_experts - n_slots) / (n_experts - used))
 
 
 def _operations(node: Tensor) -> float:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from ggml_sched._graph import BackendBase, Graph, Tensor, label
 from ggml_sched.errors import GraphError
 from ggml_sched.placement.devices import Device, LinkLike, Links
-from ggml_sched.placement.facts import Facts, facts
+from ggml_sched.placement.facts import Facts, expected_reads, facts, share_of_experts
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.program import Fetch, FetchExperts, Load, Run, WriteBack
+from ggml_sched.planning.program import Fetch, FetchExperts, Load, Run, WriteBack, bank_of
 
 __all__ = ["Price", "Pricer", "price", "price_steps"]
 
@@ -59,6 +59,9 @@ def price(plan: Plan, devices: Sequence[Device], link: LinkLike = None, fill: fl
 
     A store, which holds weights where no kernel reads them, is a device whose bandwidth is that of its source: a fetch
     takes bytes / bandwidth + launch, beside what the other devices do, as early as the waits of `plan.program` allow.
+    Of weights in slots (`llama.load(memory=)`) it reads the experts that are expected to be in no slot, if each token
+    chooses its experts at random; for a plan from a file, which does not say how many slots there are, all that nodes
+    use.
 
     Raises ValueError for a backend without a device.
     """
@@ -119,9 +122,12 @@ class Pricer:
             if isinstance(step, Run):
                 found.append(float(before[step.last + 1] - before[step.first]))
                 continue
-            if isinstance(step, (Fetch, FetchExperts)):
+            if isinstance(step, Fetch):
                 store = self.devices[device_of[step.backend]]
                 found.append(store.launch + step.nbytes / store.bandwidth)
+                continue
+            if isinstance(step, FetchExperts):
+                found.append(_seconds_of_experts(plan, step, self.devices[device_of[step.backend]]))
                 continue
             here, there = self._holder(plan, ids, step.tensor), step.locations[0].backend
             a, b = (there, here) if isinstance(step, WriteBack) else (here, there)
@@ -190,6 +196,17 @@ class _Ids:
         arrays = arrays_of(graph)
         self.positions = arrays["position"][np.array(found, np.intp)]
         self.nbytes, self.memory = arrays["nbytes"], arrays["memory"]
+
+
+def _seconds_of_experts(plan: Plan, step: FetchExperts, store: Device) -> float:
+    """The seconds of reading the experts that are expected to be in no slot."""
+    tensors = plan.graph.tensors
+    first, ids = tensors[step.tensor], tensors[step.ids]
+    reads = first.ne[2] * share_of_experts(first.ne[2], ids)
+    slots = getattr(bank_of(first.buffer), "slots", None)
+    if slots is not None:
+        reads = expected_reads(reads, slots.n_slots, slots.n_experts)
+    return reads * sum(store.launch + tensors[i].nb[2] / store.bandwidth for i in step.weights)
 
 
 def _is_store(backend: BackendBase) -> bool:

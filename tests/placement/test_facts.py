@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.placement.facts import facts
+from ggml_sched.experts import Bank, Routing, Visit, policy_named, replay
+from ggml_sched.placement.facts import expected_reads, facts
 
 
 def resident(ctx, kind, type_, *ne):
@@ -175,3 +176,27 @@ def dense(*ne):
 def test_operations_of_other_ops(ctx, op, out, sources, flops):
     given = [ctx.tensor("f32", ne, input=True) for ne in sources]
     assert of(ctx.restore(op, "f32", *dense(*out), given)).flops.tolist() == [flops]
+
+
+@pytest.mark.parametrize("policy", ["lfu", "lru", "mixture"])
+@pytest.mark.parametrize(("n_banks", "n_experts", "n_used", "tokens"), [(3, 8, 2, 1), (12, 16, 2, 1), (6, 8, 2, 4),
+                                                                        (6, 32, 4, 2)])
+def test_replays_of_random_choices_read_what_is_expected(policy, n_banks, n_experts, n_used, tokens):
+    rng = np.random.default_rng(0)
+    visits = [Visit(k % n_banks, tuple(tuple(rng.choice(n_experts, n_used, replace=False).tolist())
+                                       for _ in range(tokens))) for k in range(400 * n_banks)]
+    recording = Routing([Bank(f"{k}", n_experts, 1) for k in range(n_banks)], visits)
+    distinct = n_experts * (1 - (1 - n_used / n_experts) ** tokens)
+    count = n_banks * n_experts
+    for part in (0.25, 0.5, 0.75, 0.9):
+        n_slots = max(int(part * count), min(n_experts, n_used * tokens))
+        expected = len(visits) * expected_reads(distinct, n_slots, count)
+        assert replay(recording, policy_named(policy), n_slots).misses == pytest.approx(expected, rel=0.1, abs=count)
+
+
+def test_more_slots_read_less_and_a_slot_for_each_expert_reads_none():
+    reads = [expected_reads(2.5, n, 24) for n in range(2, 25)]
+    assert reads == sorted(reads, reverse=True) and reads[0] == 2.5 and reads[-1] == 0
+    assert expected_reads(8, 8, 8) == 0 and expected_reads(8, 4, 8) == 8
+    # The bound counts so many of the bytes that are in no slot.
+    assert all(expected_reads(2.5, n, 24) >= 2.5 * (24 - n) / 24 for n in range(2, 25))

@@ -187,6 +187,11 @@ class ExpertSlots:
         store.slots = self
 
     @property
+    def n_experts(self) -> int:
+        """Experts of all banks together."""
+        return sum(bank.n_experts for bank in self.banks)
+
+    @property
     def slot_nbytes(self) -> int:
         """The most bytes of memory that one slot takes."""
         return max((slot_nbytes([weight.tensor.nb[2] for weight in bank.weights]) for bank in self.banks), default=0)
