@@ -99,7 +99,7 @@ def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
 def least_slots(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo],
                 graphs: Sequence[Graph], policy: Policy) -> SlotsSpec | None:
     """The fewest slots with which the graphs can be computed; None for a model without experts, and where experts
-    cannot be read one by one."""
+    cannot be read one by one.  `tensors`: {name: weight} of the weights on the backend `home`."""
     if not has_slots() or not home.is_host or getattr(home, "buffer_from_ptr", None) is None:
         return None
     banks = banks_of(tensors)

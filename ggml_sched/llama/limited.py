@@ -156,7 +156,8 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
 
     `n_batch` None: the first of BATCHES that fits.  `experts` is the expert policy of slots; None: weights of experts
     are fetched as a whole.  `fit`: a placement with fetched weights, whose choice is kept where its graphs fit, and
-    whose nodes are assigned.  Raises OutOfMemory, which says the least limit that would suffice.
+    whose nodes are assigned; it has slots for experts if the placement has.  Raises OutOfMemory, which says the least
+    limit that would suffice.
     """
     made = _Limited(outline, arch, hparams, cache, store, backends, limits, policy, experts, fit)
     if fit is not None:
@@ -180,14 +181,25 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
 
 
 def _hold_fit(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
-    """`hold` for a placement.  Graphs of which the placement did not know are left out where they do not fit, and so is
-    the context shift: as without fetched weights they are then planned when they are first used."""
+    """`hold` for a placement.  Graphs of which the placement did not know are left out where they do not fit, or where
+    slots for experts would be fewer than those of the placement; and so is the context shift where it does not fit: as
+    without fetched weights they are then planned when they are first used."""
+    assert made.fit is not None and made.fit.fetching is not None
     largest = LargestShapes(n_seq, n, made.cache.padded(made.cache.n_ctx))
     usual = largest.usual(made.hparams.recurrent)
     least = list(dict.fromkeys((largest.token, largest.few)))
+    expected = 0 if made.fit.fetching.slots is None or made.experts is None else made.fit.fetching.slots.n_slots
+    best, most = None, -1
     for shapes in (list(dict.fromkeys([*usual, largest.all])), usual, least):
         with suppress(OutOfMemory):
-            return made.held(shapes), n
+            held = made.held(shapes)
+            n_slots = 0 if held.slots is None else held.slots.n_slots
+            if n_slots >= expected:
+                return held, n
+            if n_slots > most:
+                best, most = held, n_slots
+    if best is not None:
+        return best, n
     made.shifts = False
     return made.held(least), n
 
@@ -321,9 +333,7 @@ class _Limited:
         plans += self.shift_plans((), {})
         arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
         whole = {backend: self.outline.size_on(backend) for backend in self.limits}
-        if self.fit is not None:
-            return self._fetching(shapes, uses, idle, fixed, work, others)
-        if all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
+        if self.fit is None and all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
             rooms = {b: limit - fixed[b] - arenas[b] for b, limit in self.limits.items()}
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
@@ -338,11 +348,15 @@ class _Limited:
 
     def slots(self, shapes: Sequence[Shape]) -> list[SlotsSpec | None]:
         """What is tried in turn: the fewest slots for experts with which the graphs of these shapes can be computed, if
-        experts can be read one by one; and no slots."""
-        if self.experts is None or self.host is None or len(self.order) > 2:
+        experts can be read one by one, and a placement does not have them whole; and no slots."""
+        fetching = None if self.fit is None else self.fit.fetching
+        is_whole = len(self.order) > 2 if fetching is None else fetching.slots is None
+        if self.experts is None or self.host is None or is_whole:
             return [None]
-        tensors, infos = self.outline.weights.tensors, self.outline.infos
-        least = least_slots(self.host, tensors, infos, [self.graph(shape) for shape in shapes], self.experts)
+        tensors = {name: tensor for name, tensor in self.outline.weights.tensors.items()
+                   if self.outline.homes[name] is self.host}
+        least = least_slots(self.host, tensors, self.outline.infos, [self.graph(shape) for shape in shapes],
+                            self.experts)
         return [None] if least is None else [least, None]
 
     def _fetching(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],

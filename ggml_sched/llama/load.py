@@ -191,7 +191,7 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
             store = store_for(path, at("token_embd.weight", None))
             undo.callback(store.close)
             held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy,
-                                 None if fit is not None else experts, fit)
+                                 experts, fit)
             if held.store is None:
                 store.close()
             weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,

@@ -23,7 +23,7 @@ from ggml_sched.threads.cached import cached_property
 if TYPE_CHECKING:
     from ggml_sched.placement.stock import Stock
 
-__all__ = ["Fetching", "Fit", "Placed", "Usage"]
+__all__ = ["Fetching", "Fit", "Placed", "Slotted", "Usage"]
 
 
 class Placed(NamedTuple):
@@ -41,7 +41,8 @@ class Placed(NamedTuple):
     pinned: bool = False
     """Whether a pin of the caller put it there."""
     fetched: bool = False
-    """Whether it is in a file, from which each evaluation fetches what it reads: then it takes no memory there."""
+    """Whether it is in a file, from which each evaluation fetches what it reads: then it takes no memory there, save
+    that of the slots for experts (`Fetching.slots`)."""
 
 
 class Usage(NamedTuple):
@@ -57,6 +58,39 @@ class Usage(NamedTuple):
     """Bytes of the budget that nothing takes."""
     fetched: int = 0
     """Bytes of its weights that are in a file: `weights` does not count them."""
+    slots: int = 0
+    """Bytes of its slots for experts."""
+
+
+@dataclass(frozen=True)
+class Slotted:
+    """The slots of weights of which the host reads single experts, when a node has chosen them.
+
+    Assumption: each token chooses its experts at random, all experts of a layer equally likely.  Where tokens prefer
+    some experts, or choose as the tokens before, fewer bytes are read."""
+
+    names: tuple[str, ...]
+    """The weights that are read expert by expert."""
+    n_slots: int
+    n_experts: int
+    """Experts of all layers together: with as many slots none would be read again."""
+    slot_nbytes: int
+    """The most bytes that one slot takes."""
+    used: tuple[float, ...]
+    """For each graph the bytes of the experts that it is expected to use."""
+    nbytes: tuple[float, ...]
+    """For each graph the bytes of those that are expected to be in no slot: what it reads."""
+    n_slots_with_more: int
+    """The number of slots with 1 GiB more on the host."""
+    nbytes_with_more: tuple[float, ...]
+    """`nbytes` with 1 GiB more on the host."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, for JSON."""
+        return {"weights": list(self.names), "slots": self.n_slots, "experts": self.n_experts,
+                "slot_nbytes": self.slot_nbytes, "used": list(self.used), "nbytes": list(self.nbytes),
+                "slots_with_1GiB_more": self.n_slots_with_more, "nbytes_with_1GiB_more": list(self.nbytes_with_more),
+                "assumed": "each token chooses its experts at random"}
 
 
 @dataclass(frozen=True)
@@ -77,12 +111,15 @@ class Fetching:
     """Bytes that each evaluation would fetch with 1 GiB more on the host."""
     still: tuple[str, ...]
     """The weights that each evaluation would then fetch."""
+    slots: Slotted | None = None
+    """The slots for experts that are read when nodes have chosen them; None where no weight is read so."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""
         return {"disk": self.disk.name, "bandwidth": self.disk.bandwidth, "latency": self.disk.launch,
                 "nbytes": self.nbytes, "window": self.window, "weights": list(self.names), "rows": list(self.rows),
-                "nbytes_with_1GiB_more": self.with_more}
+                "nbytes_with_1GiB_more": self.with_more,
+                "experts": None if self.slots is None else self.slots.to_dict()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,8 +205,10 @@ class Fit:
             weights = sum(entry.nbytes for entry in here if entry.kind == "weight" and not entry.fetched)
             fetched = sum(entry.nbytes for entry in here if entry.fetched)
             cache = sum(entry.nbytes for entry in here) - weights - fetched
+            of = None if self.fetching is None or not device.host else self.fetching.slots
+            slots = 0 if of is None else of.n_slots * of.slot_nbytes
             rows.append(Usage(device, weights, cache, self.arenas[d], min(device.reserve, device.memory),
-                              device.budget - weights - cache - self.arenas[d], fetched))
+                              device.budget - weights - cache - slots - self.arenas[d], fetched, slots))
         return tuple(rows)
 
     def model(self, k: int) -> Fit:
@@ -326,7 +365,8 @@ class Fit:
             "within": self.within, "goal": list(self.goal), "fill": self.fill, "stream": list(self.stream),
             "devices": [device.to_dict() for device in self.devices],
             "memory": [{"device": use.device.name, "weights": use.weights, "cache": use.cache, "arena": use.arena,
-                        "reserve": use.reserve, "left": use.left, "fetched": use.fetched} for use in self.memory],
+                        "reserve": use.reserve, "left": use.left, "fetched": use.fetched, "slots": use.slots}
+                       for use in self.memory],
             "graphs": [{"weight": weight, "seconds": price.seconds,
                         "compute": dict(zip(names, price.compute, strict=True)), "copies": price.copies,
                         "splits": price.splits, "fetches": price.fetches, "stalled": price.stalled}

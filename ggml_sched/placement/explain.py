@@ -45,7 +45,8 @@ def _explained(fit: Fit, entry: Placed) -> str:
     if fit.fetching is not None:
         from ggml_sched.placement.fetching import FetchingTrials
 
-        trials = FetchingTrials(made, fit.link, device_of, fit.fetching.names)
+        slots = fit.fetching.slots
+        trials = FetchingTrials(made, fit.link, device_of, fit.fetching.names, () if slots is None else slots.names)
     nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
     base = trials.run(device_of, nodes if fit.assigned else None)
     here = fit.devices[entry.device].name
@@ -67,13 +68,20 @@ def _fetched(fetching: Fetching, entry: Placed, host: str, taken: str) -> Iterat
         reading = seconds(disk.launch + entry.nbytes / disk.bandwidth)
         yield (f"{entry.name}: {memory_text(entry.nbytes)} in {disk.name}, from which {host} fetches it in each "
                f"evaluation in {reading}, while other nodes are computed; the nodes that read it take {taken}")
+    elif fetching.slots is not None and entry.name in fetching.slots.names:
+        slots = fetching.slots
+        yield (f"{entry.name}: {memory_text(entry.nbytes)} in {disk.name}, from which {host} reads the experts that a "
+               f"node has chosen and that are in none of {slots.n_slots} slots, which are for {slots.n_experts} "
+               f"experts; the nodes that read it take {taken}")
+        yield f"  with 1 GiB more on {host} there would be {slots.n_slots_with_more} slots"
+        return
     elif entry.fetched:
         yield (f"{entry.name}: {memory_text(entry.nbytes)} in {disk.name}, from which each evaluation reads the rows "
                "that it needs")
         return
     else:
         yield f"{entry.name}: {memory_text(entry.nbytes)} stay on {host}, where the nodes that read it take {taken}"
-    if entry.kind == "weight":
+    if entry.kind == "weight" and fetching.names:
         fate = "it would still be fetched" if entry.name in fetching.still else "it would stay" + (
             ", too" if entry.name in fetching.names else "")
         yield (f"  with 1 GiB more on {host} {fate}, and an evaluation would fetch {memory_text(fetching.with_more)} "

@@ -1,8 +1,10 @@
 """Weights of the host that each evaluation fetches from a disk: which ones, real plans with them, and their prices.
 
 A weight that nodes of the host read as a whole is fetched for each of these evaluations; of a weight of which nodes
-read single rows only these are read.  Caches and the weights of experts are not fetched.  The plans are those of
-`llama.load`: with a store, which is no faster than the host, and a window in the arena of the host (residency.py).
+read single rows only these are read.  Weights of experts have slots, as many as the other weights leave memory for, and
+experts that are in none are read when nodes have chosen them (slots.py); or they are fetched as a whole, where that
+takes less time, or where the fewest slots do not fit.  Caches are not fetched.  The plans are those of `llama.load`:
+with a store, which is no faster than the host, and a window in the arena of the host (residency.py).
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ggml_sched._core import Devices, Policy, Request, make_plan
 from ggml_sched._graph import Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.backends.dry import DryStore
 from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits, rows_size
+from ggml_sched.backends.store.slots import slot_nbytes
 from ggml_sched.errors import PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, LinkLike, Links
+from ggml_sched.placement.facts import expected_reads
+from ggml_sched.placement.leastfetches import LeastFetches, seconds_beside
 from ggml_sched.placement.pricing import Price, Pricer
 from ggml_sched.placement.residency import (
     Choice,
@@ -31,6 +34,7 @@ from ggml_sched.placement.residency import (
     most_whole_reads,
     reads_of,
 )
+from ggml_sched.placement.slots import Bank, ByExpert, Slots, by_expert, can_have_slots
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
 
@@ -41,8 +45,6 @@ NO_MEMORY = 1 << 62
 """The size of a buffer without memory in which stored weights have addresses for planning."""
 ROUNDS = 8
 """The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before."""
-EXPERTS = {"MUL_MAT_ID": 0, "ADD_ID": 1}
-"""{op that reads some experts of a weight: the slot of the weight}."""
 
 
 class PlannedStore(DryStore):
@@ -83,7 +85,7 @@ class Fetched:
     """A placement with fetched weights that was planned for real."""
 
     trial: Trial
-    """The arena of the host has the bytes that the store takes, too; residents in the store take none."""
+    """The arena of the host has the bytes that the store takes, too; residents in the store take none, slots do."""
     residents: Mapping[str, int]
     """{weight or cache: index of its device}; those in the store are on the host."""
     nodes: Sequence[Mapping[Tensor, int]] | None
@@ -92,10 +94,19 @@ class Fetched:
     """The weights in the store of which nodes read single rows, or nothing."""
     more: Choice
     """The choice with 1 GiB more on the host."""
+    slots: Slots | None = None
+    """The slots of weights that are read expert by expert; None where no weight is."""
+    more_slots: int = 0
+    """The number of slots with 1 GiB more on the host."""
 
     @property
     def seconds(self) -> float:
         return self.trial.seconds
+
+    @property
+    def slotted(self) -> tuple[str, ...]:
+        """The weights that are read expert by expert."""
+        return () if self.slots is None else tuple(self.slots.bank_of)
 
 
 class Fetches:
@@ -112,44 +123,65 @@ class Fetches:
         self._pricers = [Pricer(found, devices, links) for found in model.facts]
         reads = [[*reads_of(facts.nodes, tensors, fits)]
                  for facts, tensors in zip(model.facts, model.tensors, strict=True)]
-        self.uses, self.rows, self.has_experts = self._uses(reads)
-        self._curve = self._least(reads)
+        self.uses, self.rows = self._uses(reads)
+        self._by_expert = self._experts(reads)
+        self._least = self._costs(reads)
 
     # -- which weights, and at what price --------------------------------------------------
 
-    def _uses(self, reads: Sequence[Sequence[Read]]) -> tuple[tuple[Use, ...], frozenset[str], bool]:
+    def _uses(self, reads: Sequence[Sequence[Read]]) -> tuple[tuple[Use, ...], frozenset[str]]:
         """(The weights that nodes read as a whole, in the order of the first graph; those of which nodes read single
-        rows or nothing; whether there are weights of experts, which are neither).  `reads`: those of each graph."""
+        rows or nothing).  `reads`: those of each graph."""
         model = self.model
         counts = most_whole_reads(reads)
-        experts = {read.source.root.name for graph in reads for read in graph if EXPERTS.get(read.node.op) == read.slot}
         weights = [name for name in (*counts, *(name for name in model.sizes if name not in counts))
-                   if model.kinds[name] == "weight" and name not in experts]
+                   if model.kinds[name] == "weight"]
         margin = self.disk.backend.margin
         whole = tuple(Use(name, self._size(name), self._size(name, margin), counts[name]) for name in weights
                       if counts.get(name))
-        return whole, frozenset(weights).difference(use.name for use in whole), bool(experts)
+        return whole, frozenset(weights).difference(use.name for use in whole)
+
+    def _experts(self, reads: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
+        """The weights that may have slots for their experts; `reads`: those of each graph."""
+        if not can_have_slots(self.model.backends[self.host]):
+            return {}
+        found = {name: entry for name, entry in by_expert(reads).items() if self.model.kinds[name] == "weight"}
+        # Slots count whole pages, and a weight its alignment: `least` relies on slots for all not taking fewer bytes.
+        if any(self._size(name) > entry.n_experts * slot_nbytes([entry.nbytes]) for name, entry in found.items()):
+            return {}
+        return found
 
     def _size(self, name: str, margin: int = 0) -> int:
         """The bytes of a weight on the host; with the `margin` of a store, those of a fetched copy of it."""
         alignment = self.model.devices[self.host].alignment
         return -(-(self.model.bytes_on(self.host, name) + margin) // alignment) * alignment
 
-    def _least(self, reads: Sequence[Sequence[Read]]) -> tuple[list[float], list[float]]:
-        """(Bytes, seconds): the corners of `least`; `reads`: those of each graph."""
-        cost: dict[str, float] = {}
-        for graph, weight in zip(reads, self.model.weights, strict=True):
+    def _costs(self, reads: Sequence[Sequence[Read]]) -> LeastFetches:
+        """What fetches of each weight cost; `reads`: those of each graph.
+
+        Of a weight in slots a graph reads, for each byte that is in none, no less than the part of its experts that it
+        uses: `expected_reads` is at least so much.
+        """
+        whole: dict[str, float] = {}
+        experts: dict[str, float] = {}
+        disk = self.disk
+        beside: float | None = 0.0
+        for g, (graph, weight) in enumerate(zip(reads, self.model.weights, strict=True)):
             most: dict[str, int] = {}
             for read in graph if weight else ():
                 if read.is_whole:
                     name = read.source.root.name
                     most[name] = max(most.get(name, 0), read.source.nbytes)
             for name, nbytes in most.items():
-                cost[name] = cost.get(name, 0.0) + weight * (self.disk.launch + nbytes / self.disk.bandwidth)
+                whole[name] = whole.get(name, 0.0) + weight * (disk.launch + nbytes / disk.bandwidth)
+            for name, one in self._by_expert.items() if weight else ():
+                taken = one.used[g] * (disk.launch + one.nbytes / disk.bandwidth)
+                experts[name] = experts.get(name, 0.0) + weight * taken
+            if weight and beside is not None:
+                found = seconds_beside(self.model.facts[g], self._by_expert, self.model.devices)
+                beside = None if found is None else beside + weight * found
         sizes = {name: self._size(name) for name in (*self.rows, *(use.name for use in self.uses))}
-        order = sorted((name for name in sizes if sizes[name]), key=lambda name: cost.get(name, 0.0) / sizes[name])
-        return ([0.0, *np.cumsum([sizes[name] for name in order]).tolist()],
-                [0.0, *np.cumsum([cost.get(name, 0.0) for name in order]).tolist()])
+        return LeastFetches(sizes, whole, experts, beside)
 
     def may_fetch(self, name: str) -> bool:
         """Whether a weight or cache may be in the store."""
@@ -158,30 +190,36 @@ class Fetches:
     @property
     def most(self) -> int:
         """Bytes of all weights that may be in the store."""
-        return int(self._curve[0][-1])
+        return int(self._least.either.most)
 
-    def least(self, nbytes: float) -> float:
-        """The seconds of the goal that fetches take at least where weights of so many bytes are in the store."""
-        return float(np.interp(nbytes, *self._curve)) * (1 - 1e-12)
+    @property
+    def needs_alone(self) -> bool:
+        """Whether `least` of several devices is larger with `alone`."""
+        return self.host > 0 and self._least.beside is not None
+
+    def least(self, nbytes: float, computing: float = 0.0, alone: float | None = None) -> float:
+        """The least seconds of the goal where weights of at least so many bytes are in the store; `computing`: what
+        computing, copies and splits take at least; `alone`: what computing takes, of one device the same."""
+        return self._least.seconds(nbytes, computing, computing if self.host == 0 else alone)
 
     def within(self, seconds: float) -> int:
-        """The most bytes of weights in the store for which `least` is at most so many seconds."""
-        nbytes, costs = self._curve
-        k = int(np.searchsorted(costs, seconds, "right"))
-        if k == len(costs):
-            return self.most
-        part = (seconds - costs[k - 1]) / (costs[k] - costs[k - 1])
-        return int(nbytes[k - 1] + part * (nbytes[k] - nbytes[k - 1]))
+        """The most bytes of weights in the store that fetches of so many seconds can have."""
+        return int(self._least.either.within(seconds))
+
+    def expected(self, slots: Slots, g: int, n_slots: int) -> float:
+        """The bytes of experts that graph number g is expected to read with so many slots; with none, of all experts
+        that it uses."""
+        return sum(expected_reads(one.used[g], n_slots, slots.n_experts) * one.nbytes
+                   for one in map(self._by_expert.__getitem__, slots.bank_of))
 
     def worth(self, found: Fetched) -> float:
         """The seconds that a byte less in the store is worth in a placement; 0 where nothing waits for fetches."""
         pairs = zip(self.model.weights, found.trial.prices, strict=True)
         if not any(weight * price.stalled for weight, price in pairs):
             return 0.0
-        nbytes, costs = self._curve
-        stored = sum(self._size(name) for name in (*found.rows, *(use.name for use in found.choice.fetched)))
-        k = min(max(1, int(np.searchsorted(nbytes, stored))), len(nbytes) - 1)
-        return (costs[k] - costs[k - 1]) / (nbytes[k] - nbytes[k - 1])
+        stored = sum(self._size(name) for name in (*found.rows, *(use.name for use in found.choice.fetched),
+                                                   *found.slotted))
+        return self._least.either.slope(stored - (0 if found.slots is None else found.slots.nbytes))
 
     # -- real plans ---------------------------------------------------------------------
 
@@ -190,21 +228,36 @@ class Fetches:
         """The placement with as few weights of the host in the store as its budget allows; None where even the fewest
         that stay exceed it, or where another device lacks room."""
         residents = {**self.model.unread, **residents}
+        found = [placed for slotted in self._ways(residents)
+                 if (placed := self._placed(residents, nodes, slotted)) is not None]
+        return min(found, key=lambda placed: placed.seconds, default=None)
+
+    def _ways(self, residents: Mapping[str, int]) -> list[tuple[str, ...]]:
+        """The sets of weights on the host that may be read expert by expert: none, and, if there are any, all."""
+        slotted = tuple(name for name in self._by_expert if residents[name] == self.host)
+        return [(), slotted] if slotted else [()]
+
+    def _placed(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None,
+                slotted: Collection[str]) -> Fetched | None:
+        """`place` with these weights read expert by expert."""
         budget = self.model.devices[self.host].budget
-        uses, rows, fixed = self._on_host(residents)
+        uses, rows, fixed = self._on_host(residents, slotted)
         choice, best = least_choice(uses), None
         tried: set[Choice] = set()
         # Beside the window the arena is a little larger or smaller with other weights in the store.
         for _ in range(ROUNDS):
             tried.add(choice)
-            found = self.run(residents, nodes, choice, rows)
+            slots = self._slots(slotted)
+            found = self.run(residents, nodes, choice, rows, slots)
             if found is None or any(size for d, size in enumerate(found.missing) if d != self.host):
                 return best
             beside = found.arenas[self.host] - choice.window
             if found.residents[self.host] + found.arenas[self.host] <= budget:
                 if best is None or choice.seconds < best.choice.seconds:
                     more = self._choice(uses, budget + GIB - fixed - beside)
-                    best = Fetched(found, residents, nodes, choice, tuple(sorted(rows)), more)
+                    left = budget + GIB - fixed - beside - more.resident - more.window
+                    best = Fetched(found, residents, nodes, choice, tuple(sorted(rows)), more, slots,
+                                   0 if slots is None else slots.within(left + slots.fewest * slots.slot_nbytes))
             elif best is None:
                 return None
             choice = self._choice(uses, budget - fixed - beside)
@@ -217,47 +270,58 @@ class Fetches:
         """(The bytes that the host needs at least for this placement, those of all arenas); None where another device
         lacks room."""
         residents = {**self.model.unread, **residents}
-        uses, rows, _ = self._on_host(residents)
-        found = self.run(residents, nodes, least_choice(uses), rows)
-        if found is None or any(size for d, size in enumerate(found.missing) if d != self.host):
-            return None
-        return found.residents[self.host] + found.arenas[self.host], sum(found.arenas)
+        needs = []
+        for slotted in self._ways(residents):
+            uses, rows, _ = self._on_host(residents, slotted)
+            found = self.run(residents, nodes, least_choice(uses), rows, self._slots(slotted), grow=False)
+            if found is not None and not any(size for d, size in enumerate(found.missing) if d != self.host):
+                needs.append((found.residents[self.host] + found.arenas[self.host], sum(found.arenas)))
+        return min(needs, default=None)
 
-    def _on_host(self, residents: Mapping[str, int]) -> tuple[list[Use], list[str], int]:
-        """(Uses of the weights on the host, those that are always in the store, bytes of all else on the host)."""
-        uses = [use for use in self.uses if residents[use.name] == self.host]
+    def _slots(self, names: Collection[str]) -> Slots | None:
+        return Slots(self.disk.backend, {name: self._by_expert[name] for name in names}) if names else None
+
+    def _on_host(self, residents: Mapping[str, int], slotted: Collection[str]) -> tuple[list[Use], list[str], int]:
+        """(Uses of the weights on the host, those that are always in the store, bytes of all else on the host, the
+        fewest slots of the weights `slotted` among them)."""
+        uses = [use for use in self.uses if residents[use.name] == self.host and use.name not in slotted]
         rows = [name for name in self.rows if residents[name] == self.host]
-        known = {*rows, *(use.name for use in uses)}
+        known = {*rows, *slotted, *(use.name for use in uses)}
         fixed = sum(self._size(name) for name, d in residents.items() if d == self.host and name not in known)
-        return uses, rows, fixed
+        slots = self._slots(slotted)
+        return uses, rows, fixed + (0 if slots is None else slots.nbytes)
 
     def _choice(self, uses: Sequence[Use], room: int) -> Choice:
         return choose(uses, room) or least_choice(uses)
 
     def again(self, found: Fetched) -> Trial:
         """The plans of a placement, made once more."""
-        made = self.run(found.residents, found.nodes, found.choice, found.rows)
+        made = self.run(found.residents, found.nodes, found.choice, found.rows, self._slots(found.slotted))
         assert made is not None
         return made
 
     def of(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None,
-           names: Collection[str]) -> Trial | None:
-        """The plans with exactly these of the host's weights fetched; None where a backend does not support a node."""
-        uses, rows, _ = self._on_host(residents)
-        return self.run(residents, nodes, chosen(uses, names), rows)
+           names: Collection[str], slotted: Collection[str] = ()) -> Trial | None:
+        """The plans with exactly these of the host's weights fetched, and those in `slotted` read expert by expert;
+        None where a backend does not support a node."""
+        slotted = [name for name in self._by_expert if name in slotted and residents[name] == self.host]
+        uses, rows, _ = self._on_host(residents, slotted)
+        return self.run(residents, nodes, chosen(uses, names), rows, self._slots(slotted))
 
     def run(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, choice: Choice,
-            rows: Collection[str]) -> Trial | None:
+            rows: Collection[str], slots: Slots | None = None, grow: bool = True) -> Trial | None:
         """Plan all graphs with the weights of a choice, and those in `rows`, in the store; None where a backend does
-        not support a node that is assigned to it."""
+        not support a node that is assigned to it.  `slots`, those of weights that are read expert by expert, gets as
+        many slots as the budget of the host leaves memory for, unless `grow` is False."""
         model, n = self.model, len(self.model.devices)
         stored = {*rows, *(use.name for use in choice.fetched)}
+        banks: Mapping[str, Bank] = {} if slots is None else slots.bank_of
         held = [0] * n
         for name, d in residents.items():
-            held[d] += 0 if name in stored else model.bytes_on(d, name)
+            held[d] += 0 if name in stored or name in banks else model.bytes_on(d, name)
         policy = Policy(windows=(0,) * n + (choice.window,))
         try:
-            plans = [self._plan(g, residents, None if nodes is None else nodes[g], stored, policy)
+            plans = [self._plan(g, residents, None if nodes is None else nodes[g], stored, banks, policy)
                      for g in range(len(model.graphs))]
         except (UnsupportedOp, PlacementError):
             return None
@@ -266,12 +330,17 @@ class Fetches:
         # The store's arena and work memory need not be largest for the same graph: load gives it both.
         store = max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
         arenas[self.host] += store + max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
+        if slots is not None:
+            if grow:
+                slots.n_slots = slots.within(model.devices[self.host].budget - held[self.host] - arenas[self.host])
+            held[self.host] += slots.nbytes
         missing = tuple(max(0, h + a - device.budget)
                         for h, a, device in zip(held, arenas, model.devices, strict=True))
         prices = tuple(self._folded(pricer.price(plan)) for pricer, plan in zip(self._pricers, plans, strict=True))
         seconds = sum(weight * price.seconds for weight, price in zip(model.weights, prices, strict=True) if weight)
         splits = sum(plan.data.n_splits for weight, plan in zip(model.weights, plans, strict=True) if weight)
-        return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, nodes is not None, tuple(plans))
+        return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, nodes is not None, tuple(plans),
+                     0 if slots is None else slots.n_slots)
 
     def _folded(self, price: Price) -> Price:
         """The price with the seconds of the rows that the store reads among those of the host."""
@@ -280,14 +349,15 @@ class Fetches:
         return replace(price, compute=tuple(compute))
 
     def _plan(self, g: int, residents: Mapping[str, int], nodes: Mapping[Tensor, int] | None, stored: Collection[str],
-              policy: Policy) -> Plan:
-        """The plan of graph number g: a node that reads a whole weight of the store is on the host, whatever `nodes`,
-        the devices of the assigned nodes, have for it; the store reads single rows."""
+              banks: Mapping[str, Bank], policy: Policy) -> Plan:
+        """The plan of graph number g: a node that reads a whole weight of the store, or one of a bank, is on the host,
+        whatever `nodes`, the devices of the assigned nodes, have for it; the store reads single rows."""
         model = self.model
-        self._move(model.tensors[g], residents, stored)
+        self._move(model.tensors[g], residents, stored, banks)
         assigned = {}
         for node in model.facts[g].nodes:
-            read = [s.root.name for s in node.src if s is not None and s.root.name in stored and s.root.resident]
+            read = [s.root.name for s in node.src if s is not None and s.root.resident
+                    and (s.root.name in stored or s.root.name in banks)]
             if fits(node) and node.src[0].root.name in read:
                 continue
             if read or nodes is not None and node in nodes:
@@ -295,34 +365,40 @@ class Fetches:
         request = Request(model.graphs[g], self._core, assigned)
         return Plan(model.graphs[g], make_plan(request, policy), self._order, "default", assigned_by="the placement")
 
-    def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int], stored: Collection[str]) -> None:
-        """Give the residents of a graph addresses on their devices or in the store, in buffers without memory."""
-        buffers: dict[tuple[object, bool], Buffer] = {}
+    def _move(self, tensors: Mapping[str, Tensor], residents: Mapping[str, int], stored: Collection[str],
+              banks: Mapping[str, Bank]) -> None:
+        """Give the residents of a graph addresses on their devices, in their banks or in the store, in buffers without
+        memory."""
+        buffers: dict[tuple[object, bool, Bank | None], Buffer] = {}
         for name, t in tensors.items():
             backend = self._order[0] if name in stored else self.model.backends[residents[name]]
-            key = backend, t.resident == "weight"
+            key = backend, t.resident == "weight", banks.get(name)
             if key not in buffers:
                 buffers[key] = Buffer(backend, NO_MEMORY, usage="weights" if key[1] else "any")
+                buffers[key].experts = banks.get(name)
             bind_resident(t, buffers[key], 0)
 
 
 class FetchingTrials:
     """Trials of a model beside a placement with fetched weights: what such a trial moves to the host is fetched, too.
 
-    `residents`: {weight or cache: index of its device}, and `names`: the fetched weights of that placement.
+    `residents`: {weight or cache: index of its device}; `names`: the fetched weights of that placement; `slotted`:
+    those that it reads expert by expert.
     """
 
-    def __init__(self, model: Trials, link: LinkLike, residents: Mapping[str, int], names: Collection[str]) -> None:
+    def __init__(self, model: Trials, link: LinkLike, residents: Mapping[str, int], names: Collection[str],
+                 slotted: Collection[str] = ()) -> None:
         self.devices, self.facts, self.weights, self.graphs = model.devices, model.facts, model.weights, model.graphs
         self.bytes_on = model.bytes_on
         self._fetches = Fetches(model, link)
-        self._before, self._names = residents, names
+        self._before, self._names, self._slotted = residents, names, slotted
 
     def run(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None = None) -> Trial:
         """As `Trials.run`; PlacementError where a backend does not support a node that is assigned to it."""
         host = self._fetches.host
         came = {name for name, d in residents.items() if d == host and self._before[name] != host}
-        found = self._fetches.of(residents, nodes, {*self._names, *came})
+        found = self._fetches.of(residents, nodes, {*self._names, *came},
+                                 {*self._slotted, *(came if self._slotted else ())})
         if found is None:
             raise PlacementError("a backend does not support a node that is assigned to it")
         return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory
-from ggml_sched.placement.answer import Fetching, Fit, Placed
+from ggml_sched.placement.answer import Fetching, Fit, Placed, Slotted
 from ggml_sched.placement.arguments import (
     Goal,
     Graphs,
@@ -32,7 +32,7 @@ from ggml_sched.placement.arguments import (
 )
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates, Found
-from ggml_sched.placement.devices import Device, LinkLike, Links
+from ggml_sched.placement.devices import Device, Link, LinkLike, Links
 from ggml_sched.placement.measure import is_driven, measure_links
 from ggml_sched.placement.nodebound import Key, node_bound
 from ggml_sched.placement.plainer import plainer
@@ -54,6 +54,8 @@ ENDLESS = 1 << 55
 DEAR = 1000.0
 """A byte on such a host adds this many times the seconds of reading it once to the price, so that the search leaves
 little there."""
+INSTANT = 1e30
+"""The bytes a second of a link whose copies take no time."""
 MORE_PINS = 2
 """How often more caches are pinned to other devices where those on the host exceed it: they cannot be fetched."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
@@ -268,14 +270,18 @@ class _Search:
         if best is None:
             needs = [need for placement in seen if (need := fetches.least_bytes(*placement)) is not None]
             needed, arenas = min(needs, default=(None, 0))
-            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True,
-                          experts=fetches.has_experts)
-        full = bisected(fetches, lambda more: self._node_bound(with_more(more)), low, best.seconds, is_late)
+            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True)
+
+        def node_bounds(more: int) -> tuple[float, float | None]:
+            given = with_more(more)
+            return self._node_bound(given), self._node_bound(given, alone=True) if fetches.needs_alone else None
+
+        full = bisected(fetches, node_bounds, low, best.seconds, is_late)
         return self.fetched_answer(fetches, best, full, max(full, min(bound, best.seconds)), link, fill)
 
     def _fewer_on_host(self, fetches: Fetches, placement: Placement) -> dict[str, int] | None:
-        """Pins to other devices of caches and weights of experts, so many that what the host of a placement cannot have
-        in the store fits it; None where the others have no room for them."""
+        """Pins to other devices of caches, so many that what the host of a placement cannot have in the store fits it;
+        None where the others have no room for them."""
         residents, nodes = placement
         need = fetches.least_bytes(residents, nodes)
         model, host = self.models[0], len(self.devices) - 1
@@ -346,8 +352,9 @@ class _Search:
 
     # -- the answer -------------------------------------------------------------------
 
-    def _node_bound(self, devices: Sequence[Device] | None = None) -> float:
-        """The bound of all placements of all models; `devices`: with other budgets than those of the search."""
+    def _node_bound(self, devices: Sequence[Device] | None = None, alone: bool = False) -> float:
+        """The bound of all placements of all models; `devices`: with other budgets than those of the search; `alone`:
+        of the seconds of nodes, without copies and splits."""
         several = len(self.models) > 1
         allowed: dict[Key, list[bool]] = {}
         for k, pins in enumerate(self.pins):
@@ -357,7 +364,11 @@ class _Search:
         weights = [weight for model in self.models for weight in model.weights]
         numbers = [k for k, model in enumerate(self.models) for _ in model.facts] if several else None
         budgets = [device.budget for device in devices or self.devices]
-        return node_bound(facts, weights, self.devices, self.links, budgets, allowed, numbers).seconds
+        priced, links = self.devices, self.links
+        if alone:
+            priced = tuple(device.replace(split=0) for device in priced)
+            links = Links(priced, Link(INSTANT))
+        return node_bound(facts, weights, priced, links, budgets, allowed, numbers).seconds
 
     def answer(self, best: Found, link: LinkLike, fill: float) -> Fit:
         """The value to return: the best placement planned once more, with its bounds."""
@@ -385,13 +396,24 @@ class _Search:
                        fill: float) -> Fit:
         """The value to return for a placement with fetched weights, planned once more, with its bounds."""
         model, trial = self.models[0], fetches.again(best)
-        stored = {*best.rows, *(use.name for use in best.choice.fetched)}
+        stored = {*best.rows, *best.slotted, *(use.name for use in best.choice.fetched)}
         placed = tuple(Placed(name, model.kinds[name], model.bytes_on(d, name), d, 0, name in self.pins[0],
                               name in stored) for name, d in sorted(best.residents.items()))
         fetching = Fetching(fetches.disk, tuple(use.name for use in best.choice.fetched), best.rows,
                             best.choice.nbytes, best.choice.window, best.more.nbytes,
-                            tuple(use.name for use in best.more.fetched))
+                            tuple(use.name for use in best.more.fetched), self._slotted(fetches, best, trial))
         return Fit(self.devices, link, tuple(model.weights), self.within, trial.seconds, bound, rules_bound,
                    trial.arenas, (trial.arenas,), (0,) * len(trial.plans), trial.prices, placed,
                    (fetches.worth(best),) * len(self.devices), best.nodes is not None, fill, tuple(self.streams[0]),
                    trial.plans, fetching)
+
+    @staticmethod
+    def _slotted(fetches: Fetches, best: Fetched, trial: Trial) -> Slotted | None:
+        slots = best.slots
+        if slots is None:
+            return None
+        reads = [fetches.expected(slots, g, n) for n in (trial.n_slots, best.more_slots)
+                 for g in range(len(trial.plans))]
+        used = tuple(fetches.expected(slots, g, 0) for g in range(len(trial.plans)))
+        return Slotted(best.slotted, trial.n_slots, slots.n_experts, slots.slot_nbytes, used, tuple(reads[: len(used)]),
+                       best.more_slots, tuple(reads[len(used) :]))

@@ -2,9 +2,10 @@
 
 A placement with fetched weights is one for a host with `more` bytes, with some weights of the host in a store.  Its
 computing, copies and splits take no less than those of the placement for the larger host, and its fetches, which run
-beside them, no less than those of the cheapest weights of as many bytes (`Fetches.least`).  So for all placements with
-between `low` and `high` bytes in the store, max(bound for a host with `high` bytes more, `least(low)`) is a bound.
-`overflow` divides the bytes into intervals, until the least of their bounds is near the best placement found.
+beside them, no less than those of the cheapest weights of as many bytes.  So for all placements with between `low` and
+`high` bytes in the store, `Fetches.least(low, bound for a host with high bytes more)` is a bound: the larger of both,
+or more where experts are read, beside which nothing computes.  `overflow` divides the bytes into intervals, until the
+least of their bounds is near the best placement found.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def overflow(fetches: Fetches, probe: Callable[[int], tuple[Placement | None, fl
         if one.above is None:
             middle = one.high if best is None else min(one.high, max(one.low, fetches.within(best.seconds)))
         else:
-            most = max(fetches.least(one.high), one.above)
+            most = fetches.least(one.high, one.above)
             if best is not None and most - one.bound <= SMALL * (best.seconds - one.bound):
                 closed = min(closed, one.bound)
                 continue
@@ -70,30 +71,29 @@ def overflow(fetches: Fetches, probe: Callable[[int], tuple[Placement | None, fl
         found = None if placement is None else fetches.place(*placement)
         if found is not None and (best is None or found.seconds < best.seconds):
             best = found
-        above = fetches.least(middle)
         if bound < math.inf:
-            heappush(left, Interval(max(one.bound, bound), one.low, middle, bound))
+            heappush(left, Interval(max(one.bound, fetches.least(one.low, bound)), one.low, middle, bound))
         if one.above is not None:
-            heappush(left, Interval(max(above, one.bound), middle, one.high, one.above))
+            heappush(left, Interval(max(one.bound, fetches.least(middle, one.above)), middle, one.high, one.above))
         elif middle < one.high:
-            heappush(left, Interval(above, middle, one.high, None))
+            heappush(left, Interval(fetches.least(middle), middle, one.high, None))
     return best, min([closed, *(one.bound for one in left)])
 
 
-def bisected(fetches: Fetches, bound: Callable[[int], float], low: int, best: float,
+def bisected(fetches: Fetches, bound: Callable[[int], tuple[float, float | None]], low: int, best: float,
              is_late: Callable[[], bool]) -> float:
     """A bound of all placements with at least `low` bytes in the store, at most `best`.  `bound(more)`: of all
-    placements with at most `more` bytes there, without the time of fetches."""
+    placements with at most `more` bytes there, without the time of fetches; and of their computing alone, if known."""
     high = max(low, fetches.within(best))       # with more bytes the fetches alone take longer than the best
     above = bound(high)
-    found, first = max(above, fetches.least(low)), low
+    found, first = fetches.least(low, *above), low
     for _ in range(BISECTIONS):
         if is_late():
             break
         middle = (first + high) // 2
-        here, least = bound(middle), fetches.least(middle)
-        found = max(found, min(here, max(above, least)))
-        if here > least:
+        fewer, more = fetches.least(low, *bound(middle)), fetches.least(middle, *above)
+        found = max(found, min(fewer, more))
+        if fewer > more:
             first = middle
         else:
             high = middle

@@ -13,12 +13,12 @@ __all__ = ["refusal"]
 
 
 def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[Mapping[str, int]],
-            on_host: int | None = None, arenas: int = 0, fetches: bool = False, experts: bool = False) -> OutOfMemory:
+            on_host: int | None = None, arenas: int = 0, fetches: bool = False) -> OutOfMemory:
     """The error to raise.
 
     `on_host`: bytes that the host needs in a placement that keeps all other budgets; None if no placement was found
     even with endless memory on the host.  `arenas`: bytes of all arenas in the placement.  `fetches`: whether as many
-    weights of the host as possible are fetched in it.  `experts`: whether the model has weights of experts.
+    weights of the host as possible are fetched in it.
     """
     host = len(devices) - 1
     weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")
@@ -39,9 +39,6 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
     if fetches:
         lines.append(f"caches, arenas and a window of the weights that {devices[host].name} would fetch exceed its "
                      f"{memory_text(devices[host].budget)}, too")
-        if experts:
-            lines.append("weights of experts are not fetched here: ggml_sched.llama.load(memory=) reads those that a "
-                         "token uses")
     if on_host is None:
         return OutOfMemory("; ".join(lines), None, wanted, there)
     # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ggml_sched.placement.answer import Fit
+from ggml_sched.placement.answer import Fetching, Fit
 from ggml_sched.placement.devices import DEFAULT_LINK
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import memory_text, seconds, table
@@ -33,11 +33,9 @@ def verdict(fit: Fit) -> str:
     on_host = host.weights + host.cache
     pinned = sum(entry.nbytes for entry in fit.placed if entry.pinned and fit.devices[entry.device].host)
     if fit.fetching is not None:
-        held = " and ".join(f"{use.device.name} ({memory_text(use.weights + use.cache)})" for use in fit.memory
-                            if use.weights or use.cache)
-        what = (f"fetches {memory_text(fit.fetching.nbytes)} of the weights" if fit.fetching.names else
-                f"reads rows of {', '.join(fit.fetching.rows)}")
-        first = f"not without a disk: each evaluation {what}; all else fits {held}"
+        held = " and ".join(f"{use.device.name} ({memory_text(use.weights + use.cache + use.slots)})"
+                            for use in fit.memory if use.weights or use.cache or use.slots)
+        first = f"not without a disk: each evaluation {' and '.join(_reads(fit, fit.fetching))}; all else fits {held}"
     elif not beside:
         first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
     elif not there:
@@ -55,6 +53,19 @@ def verdict(fit: Fit) -> str:
     return f"{first}\n{seconds(fit.seconds)} for {_work(fit)}, {fit.full_gap:.2%} above the bound"
 
 
+def _reads(fit: Fit, fetching: Fetching) -> list[str]:
+    """What an evaluation gets from the disk."""
+    found = [f"fetches {memory_text(fetching.nbytes)} of the weights"] if fetching.names else []
+    if fetching.slots is not None:
+        found.append(f"reads about {memory_text(round(fetching.slots.nbytes[_main(fit)]))} of experts")
+    return found or [f"reads rows of {', '.join(fetching.rows)}"]
+
+
+def _main(fit: Fit) -> int:
+    """The index of the graph with the largest weight in the goal."""
+    return fit.goal.index(max(fit.goal))
+
+
 def _work(fit: Fit) -> str:
     """What the goal counts: "256 times 1 token and 512 tokens"."""
     parts = []
@@ -70,13 +81,15 @@ def _name(plan: Plan) -> str:
 
 
 def memory_table(fit: Fit) -> str:
-    """A row for each device: weights, cache, arena, reserve, what is left, and weights in a file, if there are any."""
-    rows: list[Sequence[object]] = [("device", "memory", "weights", "cache", "arena", "reserve", "left",
-                                     *(["in the file"] if fit.fetching else []))]
+    """A row for each device: weights, slots for experts, if there are any, cache, arena, reserve, what is left, and
+    weights in a file, if there are any."""
+    has_slots = fit.fetching is not None and fit.fetching.slots is not None
+    rows: list[Sequence[object]] = [("device", "memory", "weights", *(["slots"] if has_slots else []), "cache", "arena",
+                                     "reserve", "left", *(["in the file"] if fit.fetching else []))]
     for use in fit.memory:
         rows.append((use.device.name, *map(memory_text, (
-            use.device.memory, use.weights, use.cache, use.arena, use.reserve, use.left,
-            *([use.fetched] if fit.fetching else [])))))
+            use.device.memory, use.weights, *([use.slots] if has_slots else []), use.cache, use.arena, use.reserve,
+            use.left, *([use.fetched] if fit.fetching else [])))))
     return table(rows, underlined=True)
 
 
@@ -138,16 +151,27 @@ def notes(fit: Fit) -> str:
 
 
 def _fetching(fit: Fit) -> list[str]:
-    """A line about the weights that are fetched, if there are any."""
-    found = fit.fetching
-    if found is None or not found.names:
+    """A line about the weights that are fetched, and one about slots for experts, if there are any."""
+    found, lines = fit.fetching, []
+    if found is None:
         return []
-    reading = max(price.fetches for weight, price in zip(fit.goal, fit.prices, strict=True) if weight)
-    speed = f"{found.disk.bandwidth / 1e9:.3g} GB/s"
-    return [f"each evaluation fetches {len(found.names)} weights of {memory_text(found.nbytes)} from "
-            f"{found.disk.name} at {speed}, which takes {seconds(reading)}, to a window of "
-            f"{memory_text(found.window)}; with 1 GiB more on {fit.devices[-1].name} it would fetch "
-            f"{memory_text(found.with_more)}"]
+    host, speed = fit.devices[-1].name, f"{found.disk.bandwidth / 1e9:.3g} GB/s"
+    if found.names:
+        reading = sum(found.disk.launch + fit.entry(name).nbytes / found.disk.bandwidth for name in found.names)
+        lines.append(f"each evaluation fetches {len(found.names)} weights of {memory_text(found.nbytes)} from "
+                     f"{found.disk.name} at {speed}, which takes {seconds(reading)}, to a window of "
+                     f"{memory_text(found.window)}; with 1 GiB more on {host} it would fetch "
+                     f"{memory_text(found.with_more)}")
+    slots = found.slots
+    if slots is not None:
+        g = _main(fit)
+        lines.append(f"{slots.n_slots} slots of {memory_text(slots.slot_nbytes)} on {host} are for {slots.n_experts} "
+                     f"experts: of {memory_text(round(slots.used[g]))} of experts for {_name(fit.plans[g])}, about "
+                     f"{memory_text(round(slots.nbytes[g]))} are in no slot, and read from {found.disk.name} at "
+                     f"{speed}; with 1 GiB more on {host} there would be {slots.n_slots_with_more} slots, and about "
+                     f"{memory_text(round(slots.nbytes_with_more[g]))} to read")
+        lines.append("assumed: each token chooses its experts at random; where tokens prefer some, less is read")
+    return lines
 
 
 def more_memory(fit: Fit) -> list[str]:

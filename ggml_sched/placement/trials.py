@@ -45,6 +45,8 @@ class Trial:
     assigned: bool
     """Whether nodes were assigned; False: the scheduler's own rules placed all of them."""
     plans: tuple[Plan, ...]
+    n_slots: int = 0
+    """Slots for experts on the host, whose bytes `residents` counts; 0 where no weight is read expert by expert."""
 
     @property
     def fits(self) -> bool:

@@ -103,6 +103,7 @@ def _of_fit(fit: Fit) -> _Answer:
         parts[entry.device][kind_of(entry.name) if entry.kind == "weight" else CACHE] += entry.nbytes
     devices = []
     for use, found in zip(fit.memory, parts, strict=True):
+        found[_WEIGHTS[EXPERTS]] += use.slots
         devices.append(_Device(use.device.name, use.device.memory, {**found, ARENA: use.arena, RESERVE: use.reserve},
                                use.left, use.device.host))
     names = [device.name for device in fit.devices]
@@ -149,7 +150,8 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
     for model in found.get("models", ()):
         residents |= model["residents"]
     fetching = found.get("fetching") or {}
-    for name in (*fetching.get("weights", ()), *fetching.get("rows", ())):
+    by_expert = fetching.get("experts") or {}
+    for name in (*fetching.get("weights", ()), *fetching.get("rows", ()), *by_expert.get("weights", ())):
         residents.pop(name, None)       # in a file, on no device
     names = [str(use["device"]) for use in found["memory"]]
     devices = []
@@ -157,6 +159,7 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
         devices.append(_device(like, name, residents, _whole(use["weights"]), _whole(use["cache"]),
                                _whole(use["arena"]), operator.index(use["left"]), memory[name],
                                _whole(use["reserve"]), name in hosts))
+        devices[-1].parts[_WEIGHTS[EXPERTS]] += _whole(use.get("slots", 0))
     return _Answer(tuple(devices), _real(found["seconds"]), _spent(names, [
         (_real(graph["weight"]), [_real(graph["compute"][name]) for name in names], _real(graph["copies"]),
          _real(graph["splits"]), _real(graph.get("stalled", 0)))

@@ -13,7 +13,9 @@ from sparse_models import LLAMA_7B, LLAMA_70B, sparse_model
 
 import ggml_sched as gs
 from ggml_sched import cli
+from ggml_sched.backends.store import has_slots
 from ggml_sched.cli.devices import link_of
+from ggml_sched.llama import random_llama
 from ggml_sched.placement import measured
 
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
@@ -99,6 +101,24 @@ def test_a_disk_is_fetched_from_where_the_weights_do_not_fit(tiny: str, capsys: 
     data = json.loads(capsys.readouterr().out)
     assert not data["fits"] and data["needed"] > data["available"] == 2 << 20
     assert any("a window of the weights" in line for line in data["why"])
+
+
+@pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
+def test_experts_that_do_not_fit_have_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experts.gguf"
+    path.write_bytes(random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_ff=192, n_expert=8))
+    options = [str(path), "--device", "CPU:2400KiB:60GB/s:1TF", "--disk", "2GB/s:100us", "--context", "64",
+               "--batch", "8"]
+    assert run(*options, "--explain", "blk.0.ffn_up_exps.weight") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("not without a disk: each evaluation reads about ") and " of experts; all else fits" in out
+    assert "\nassumed: each token chooses its experts at random" in out and "\nblk.0.ffn_up_exps.weight: " in out
+    assert run(*options, "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    found, host = data["fetching"]["experts"], data["memory"][0]
+    assert 8 <= found["slots"] < found["experts"] == 24 and len(found["weights"]) == 9
+    assert host["slots"] == found["slots"] * found["slot_nbytes"] and host["left"] >= 0
+    assert data["graphs"][0]["fetches"] >= found["nbytes"][0] / 2e9 > 0
 
 
 def test_links_that_are_assumed_are_named(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ import pytest
 from small_llama import SHAPES, SMALL
 
 from ggml_sched import Device, cli
+from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
 from ggml_sched.llama.kvcache import KV_TYPES
@@ -182,6 +183,26 @@ def test_a_fit_with_a_disk_fetches_what_a_limit_does_not_hold(tmp_path, capsys, 
     assert "took / price" in err and '"price: fetch ' in trace.read_text(encoding="utf-8")
     assert cli.main(["run", str(path), "--tokens", "1", "--disk", "2GB/s"]) == 1
     assert "for --fit, which is not given" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
+def test_a_fit_with_a_disk_has_slots_for_experts(tmp_path, capsys, monkeypatch):
+    def devices(backends):
+        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+
+    path = tmp_path / "experts.gguf"
+    path.write_bytes(random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_ff=192, n_expert=8))
+    options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
+    free, _ = run(capsys, *options)
+    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 2_500_000)
+    options += ["--fit", "--memory", "3MiB", "--disk", "2GB/s", "--stats"]
+    out, err = run(capsys, *options)
+    assert out == free
+    assert "ggml-sched: not without a disk: each evaluation reads about " in err
+    assert re.search(r"and \d+ slots of [\d,]+ for experts", err) and "hit rate" in err
+    out, err = run(capsys, *options, "--experts", "whole")
+    assert out == free and "slots of" not in err
 
 
 def test_nothing_to_generate(model_file, capsys):

@@ -317,16 +317,6 @@ def test_several_models_and_streamed_weights_are_not_fetched() -> None:
         gs.fit([graph], tiny, LINK, stream=[True])
 
 
-def test_weights_of_experts_stay() -> None:
-    graphs = [gs.load_graph(GRAPHS / f"mixtral-8x7b-{kind}.json.gz") for kind in ("decode", "prefill512")]
-    given = gs.Device("CPU", 25 * GIB, 60e9, 1e12, host=True, fetch=2e9)
-    fit = gs.fit(graphs, [given], within=0.02)
-    assert fit.fetching is not None
-    assert not any("_exps" in name for name in (*fit.fetching.names, *fit.fetching.rows))
-    with pytest.raises(gs.OutOfMemory, match="weights of experts are not fetched here: ggml_sched.llama.load"):
-        gs.fit(graphs, [given.replace(memory=23 * GIB)], within=0.02)
-
-
 @pytest.mark.parametrize(("fetch", "host", "error", "message"), [
     (1e9, False, ValueError, "device 'X' is no host"),
     (0, True, ValueError, "fetch is 0 a second"),

@@ -1,0 +1,371 @@
+"""`fit` with a disk, of models of experts: slots, what evaluations are expected to read, and bounds."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import ggml_sched as gs
+from ggml_sched.backends.store import has_slots
+from ggml_sched.backends.store.files import ROOM
+from ggml_sched.backends.store.rows import fits, rows_size
+from ggml_sched.graph import graphfile
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.facts import facts
+from ggml_sched.placement.fetching import Fetches, disk_of
+from ggml_sched.placement.leastfetches import Curve, LeastFetches, seconds_beside
+from ggml_sched.placement.residency import reads_of
+from ggml_sched.placement.slots import Slots, by_expert
+from ggml_sched.placement.trials import Trials
+
+pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
+
+GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
+GIB = 1 << 30
+LINK = gs.Link(5e8, 1e-6)
+UNUSED = 1 << 40
+
+
+class Store(gs.DryStore):
+    """A FileStore without files."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, ROOM, 64, supports_op=lambda node: not node.computes or fits(node))
+
+    def work_size(self, nodes: Sequence[gs.Tensor]) -> int:
+        return rows_size(nodes, ROOM)
+
+
+def mixture(layers: int = 1, tokens: int = 1, n_experts: int = 4, n_used: int = 2, width: int = 64,
+            wide: int = 96) -> gs.Graph:
+    """A residual stream of some layers of experts, each with a router; a matrix before them, and an output matrix."""
+    ctx = gs.Context("mixture")
+
+    def weight(name: str, *ne: int) -> gs.Tensor:
+        with gs.Context() as scratch:
+            plain = scratch.tensor("f32", ne)
+            return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="weight")
+
+    x = ctx.mul_mat(weight("first", width, width), ctx.tensor("f32", (width, tokens), "x", input=True))
+    for k in range(layers):
+        order = ctx.argsort(ctx.mul_mat(weight(f"router{k}", width, n_experts), x), "desc")
+        ids = ctx.view_2d(order, n_used, tokens, order.nb[1])
+        y = ctx.mul_mat_id(weight(f"up{k}", width, wide, n_experts), ctx.reshape_3d(x, width, 1, tokens), ids)
+        y = ctx.mul_mat_id(weight(f"down{k}", wide, width, n_experts), ctx.relu(y), ids)
+        parts = [ctx.view_2d(y, width, tokens, y.nb[2], i * y.nb[1]) for i in range(n_used)]
+        for part in parts:
+            x = ctx.add(x, part)
+    out = ctx.mul_mat(weight("output", width, width), x)
+    ctx.set_output(out)
+    graph = gs.Graph(out)
+    graph.meta = {"n_tokens": tokens}
+    return graph
+
+
+def host(memory: int, fetch: gs.Link | None, **options: float) -> gs.Device:
+    return gs.Device("CPU", memory, options.pop("bandwidth", 1e10), 1e11, host=True, fetch=fetch, **options)
+
+
+def checked(fit: gs.Fit) -> None:
+    """What holds for every answer with slots."""
+    slots = fit.fetching.slots
+    fit.verify()
+    assert 0 < slots.n_slots <= slots.n_experts
+    assert all(fit.place(name).host and fit.entry(name).fetched for name in slots.names)
+    for use in fit.memory:
+        assert use.weights + use.slots + use.cache + use.arena + use.reserve + use.left == use.device.memory
+        assert use.left >= 0
+    assert fit.memory[-1].slots == slots.n_slots * slots.slot_nbytes
+    assert fit.bound <= fit.rules_bound <= fit.seconds
+    for used, read, more in zip(slots.used, slots.nbytes, slots.nbytes_with_more, strict=True):
+        assert 0 <= more <= read <= used
+
+
+# -- the bound ----------------------------------------------------------------------------------
+
+
+def every_placement(graph: gs.Graph, ordered: Sequence[gs.Device]) -> Iterator[float]:
+    """The seconds of each placement whose real plan keeps the budgets: each weight is on a device or in a store, and
+    those of experts on the host may have slots together, of any number."""
+    last, disk = len(ordered) - 1, disk_of(ordered)
+    backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
+    backends[last].concurrent_copies = True
+    store = Store(disk.name)
+    copy = graphfile.graph_from_dict(graphfile.graph_to_dict(graph))
+    residents = {t.name: t for t in copy.tensors if t.resident and t.view_src is None}
+    experts = by_expert([[*reads_of(copy.nodes, residents, fits)]])
+    links = {(disk.name, device.name): gs.Link(1e30) if device.host else LINK for device in ordered}
+    sizes = {name: -(-t.nbytes // 64) * 64 for name, t in residents.items()}
+    ways = [range(last + (3 if name in experts else 2)) for name in residents]
+    window = 2 * max(sizes.values()) + 4 * ROOM
+    with gs.Scheduler([store, *backends], windows={backends[last]: window}, plan_cache=0) as scheduler:
+        for chosen in product(*ways):
+            at = dict(zip(residents, chosen, strict=True))
+            slotted = {name: experts[name] for name, d in at.items() if d == last + 2}
+            # Weights of experts on the host either all have slots, or none has.
+            if slotted and any(at[name] in (last, last + 1) for name in experts):
+                continue
+            slots = Slots(store, slotted) if slotted else None
+            used = [sum(sizes[name] for name, d in at.items() if d == k) for k in range(last + 1)]
+            for name, t in residents.items():
+                where = store if at[name] == last + 1 else backends[min(at[name], last)]
+                buffer = gs.Buffer(where, UNUSED, usage="weights")
+                buffer.experts = None if slots is None else slots.bank_of.get(name)
+                gs.bind_resident(t, buffer, 0)
+            assigned = [node for node in copy.nodes if node.computes and any(
+                s is not None and at.get(s.root.name, 0) > last for s in node.src)]
+            for node in assigned:
+                scheduler.set_tensor_backend(node, backends[last])
+            plan = scheduler.plan(copy)
+            for node in assigned:
+                scheduler.set_tensor_backend(node, None)
+            need = [plan.buffer_sizes[k + 1] for k in range(last + 1)]
+            need[last] += plan.buffer_sizes[0] + plan.work_sizes[0]
+            if any(n + a > device.budget for n, a, device in zip(used, need, ordered, strict=True)):
+                continue
+            if slots is not None:
+                slots.n_slots = slots.within(ordered[last].budget - used[last] - need[last])
+                if used[last] + need[last] + slots.nbytes > ordered[last].budget:
+                    continue
+            yield gs.price(plan, [*ordered, disk], {("*", "*"): LINK, **links}).seconds
+
+
+@pytest.mark.parametrize("speed", [2e7, 1e9, 1e11])
+@pytest.mark.parametrize("memory", [155_000, 185_000, 222_000])
+@pytest.mark.parametrize(("tokens", "n_used"), [(1, 1), (1, 2), (2, 1)])
+def test_the_bound_is_below_every_placement_with_slots_and_without(speed: float, memory: int, tokens: int,
+                                                                      n_used: int) -> None:
+    graph = mixture(tokens=tokens, n_used=n_used)
+    given = host(memory, gs.Link(speed, 1e-6))
+    fit = gs.fit([graph], [given], LINK)
+    best = min(every_placement(graph, [given]))
+    assert 0 < fit.bound <= fit.rules_bound <= best * (1 + 1e-9)
+    assert fit.seconds <= best * 1.5
+
+
+@pytest.mark.parametrize("speed", [5e7, 1e11])
+def test_the_same_on_two_devices(speed: float) -> None:
+    graph = mixture(n_experts=3, n_used=1)
+    given = [gs.Device("GPU", 60_000, 1e11, 1e12), host(125_000, gs.Link(speed, 1e-6))]
+    fit = gs.fit([graph], given, LINK)
+    best = min(every_placement(graph, given))
+    assert 0 < fit.bound <= fit.rules_bound <= best * (1 + 1e-9)
+    assert fit.seconds <= best * 1.5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_least_seconds_are_below_every_division_of_the_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = {f"{k}": rng.randrange(1, 1000) for k in range(6)}
+    whole = {name: size * rng.uniform(0.5, 1.5) for name, size in sizes.items() if name != "0"}
+    experts = {name: whole[name] * rng.uniform(0.1, 0.9) for name in ("3", "4", "5")}
+    beside = rng.uniform(0, 100)
+    least = LeastFetches(sizes, whole, experts, beside)
+    total = sum(sizes.values())
+    for _ in range(200):
+        parts = {name: rng.random() ** rng.choice((0.2, 1, 5)) for name in sizes}
+        nbytes = sum(parts[name] * size for name, size in sizes.items())
+        computing = rng.uniform(0, 1.2) * total
+        alone = computing * rng.uniform(0.5, 1)
+        fetched = sum(parts[name] * whole.get(name, 0.0) for name in sizes)
+        one_by_one = sum(parts[name] * cost for name, cost in experts.items())
+        others = fetched - sum(parts[name] * whole[name] for name in experts)
+        assert least.seconds(nbytes, computing, alone) <= max(computing, fetched) * (1 + 1e-9)
+        ways = max(computing, others + one_by_one, alone - beside + one_by_one)
+        assert least.seconds(nbytes, computing, alone) <= ways * (1 + 1e-9)
+        assert least.seconds(nbytes, computing, alone) >= max(computing, least.seconds(nbytes, computing)) * (1 - 1e-9)
+
+
+def test_a_curve_takes_the_cheapest_bytes_first() -> None:
+    curve = Curve({"free": 10, "dear": 20, "cheap": 30, "empty": 0}, {"dear": 40.0, "cheap": 15.0})
+    assert [curve.at(n) for n in (0, 10, 25, 40, 50, 60, 99)] == [0, 0, 7.5, 15, 35, 55, 55]
+    assert [curve.within(n) for n in (0, 7.5, 35, 55, 99)] == [10, 25, 50, 60, 60]
+    assert [curve.slope(n) for n in (5, 25, 50, 60)] == [0, 0.5, 2, 2]
+    assert (curve.most, Curve({}, {}).most, Curve({}, {}).at(1), Curve({}, {}).slope(1)) == (60, 0, 0, 0)
+
+
+def test_what_computes_beside_reads_of_experts_lies_between_the_choice_and_the_products() -> None:
+    given = host(GIB, None)
+    graph = mixture(layers=3)
+    found = facts(graph)
+    names = set(by_expert([reads(graph)]))
+    assert names == {f"{what}{k}" for what in ("up", "down") for k in range(3)}
+    assert seconds_beside(found, names, [given]) == 0
+    ctx = gs.Context()
+    with gs.Context() as scratch:
+        plain = scratch.tensor("f32", (64, 64, 4))
+        weights = [ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=f"w{k}", resident="weight")
+                   for k in range(2)]
+    x = ctx.tensor("f32", (64, 1, 1), "x", input=True)
+    early = [ctx.argsort(ctx.tensor("f32", (4, 1), f"s{k}", input=True), "desc") for k in range(2)]
+    ids = [ctx.view_2d(order, 2, 1, order.nb[1]) for order in early]
+    y = ctx.relu(ctx.mul_mat_id(weights[0], x, ids[0]))
+    graph = gs.Graph(early[0], early[1], ctx.mul_mat_id(weights[1], y, ids[1]))
+    found, first = facts(graph), facts(graph).seconds(given)
+    assert seconds_beside(found, ["w0"], [given]) == pytest.approx(first[1])
+    assert seconds_beside(found, ["w0", "w1"], [given]) is None, "the second layer has chosen before the first reads"
+
+
+def reads(graph: gs.Graph) -> list:
+    residents = {t.name: t for t in graph.tensors if t.resident and t.view_src is None}
+    return [*reads_of(graph.nodes, residents, fits)]
+
+
+def test_weights_that_are_read_otherwise_have_no_slots() -> None:
+    graph = mixture()
+    assert [*by_expert([reads(graph)])] == ["up0", "down0"]
+    assert {entry.bank for entry in by_expert([reads(graph)]).values()} == {"up0"}
+    up = next(t for t in graph.tensors if t.name == "up0")
+    with gs.Context() as ctx:
+        one = ctx.mul_mat(ctx.view_2d(up, 64, 96, up.nb[1]), ctx.tensor("f32", (64, 1), "z", input=True))
+        assert by_expert([reads(gs.Graph(graph.nodes[-1], one))]) == {}
+
+
+# -- a model of billions of weights -----------------------------------------------------------------
+
+
+def mixtral(cpu: float, gpu: float = 0, fetch: float = 2e9, **options: object) -> gs.Fit:
+    """A fit of Mixtral 8x7B on a host of so many GiB, and a GPU if that is not 0."""
+    graphs = [gs.load_graph(GRAPHS / f"mixtral-8x7b-{kind}.json.gz") for kind in ("decode", "prefill512")]
+    given = [gs.Device("CPU", int(cpu * GIB), 60e9, 1e12, host=True, fetch=gs.Link(fetch, 1e-4))]
+    if gpu:
+        given.append(gs.Device("GPU", int(gpu * GIB), 1e12, 80e12, reserve=300 << 20))
+    return gs.fit(graphs, given, gs.Link(25e9, 8e-6), within=0.02, **options)
+
+
+@pytest.fixture(scope="module")
+def large() -> gs.Fit:
+    return mixtral(16)
+
+
+def test_experts_have_the_slots_that_memory_leaves_and_a_token_reads_the_others(large: gs.Fit) -> None:
+    checked(large)
+    found, slots = large.fetching, large.fetching.slots
+    assert found.names == () and found.rows == ("token_embd.weight",) and found.nbytes == 0
+    assert len(slots.names) == 96 and slots.n_experts == 256
+    assert large.memory[0].left < slots.slot_nbytes
+    one = sum(large.entry(name).nbytes for name in slots.names) / 256
+    share = (256 - slots.n_slots) / 254
+    assert slots.used[0] == pytest.approx(32 * 2 * one)
+    assert 31 * 8 * one < slots.used[1] < 256 * one, "of a prompt the last layer computes one token"
+    assert slots.nbytes[0] == pytest.approx(slots.used[0] * share)
+    price = large.prices[0]
+    assert price.fetches == price.stalled == pytest.approx(slots.nbytes[0] / 2e9 + 64 * share * 3 * 1e-4)
+    assert large.gap < 0.06
+    # A slot more or less is worth about that.
+    assert large.worth[0] == pytest.approx(0.25 / 2e9, rel=0.1)
+    gib = large.worth[0] * GIB
+    assert (slots.nbytes[0] - slots.nbytes_with_more[0]) / 2e9 == pytest.approx(gib, rel=0.2)
+
+
+def test_the_price_is_that_of_the_plans_with_the_disk_as_a_device(large: gs.Fit) -> None:
+    for plan, price in zip(large.plans, large.prices, strict=True):
+        found = gs.price(plan, [*large.devices, large.fetching.disk], {("file", "CPU"): gs.Link(1e30)})
+        assert found.seconds == pytest.approx(price.seconds) and found.fetches == pytest.approx(price.fetches)
+
+
+def test_more_memory_reads_less_and_a_gpu_has_experts_of_its_own(large: gs.Fit) -> None:
+    small, more = mixtral(6), mixtral(12, 6)
+    checked(small)
+    checked(more)
+    assert small.fetching.slots.n_slots < large.fetching.slots.n_slots
+    assert small.fetching.slots.nbytes[0] > 1.5 * large.fetching.slots.nbytes[0] and small.gap < 0.05
+    held = {entry.name for entry in more.placed if entry.device == 0 and "_exps" in entry.name}
+    assert held and held.isdisjoint(more.fetching.slots.names) and more.fetching.slots.n_experts < 256
+    assert more.seconds < large.seconds
+    assert {device.name for plan in more.plans for device in more.nodes(plan.graph).values()} <= {"GPU", "CPU"}
+
+
+def test_prompts_fetch_whole_tensors_while_they_compute(large: gs.Fit) -> None:
+    """Nearly all experts of a layer are used, and known only when it has chosen them."""
+    fit = mixtral(16, goal="prompt")
+    assert fit.fetching.slots is None and any("_exps" in name for name in fit.fetching.names)
+    assert fit.prices[1].seconds < large.prices[1].seconds
+    assert large.prices[0].seconds < fit.prices[0].seconds
+
+
+def test_the_answer_says_what_is_read_and_what_it_assumes(large: gs.Fit) -> None:
+    slots, text = large.fetching.slots, str(large)
+    size = f"{slots.nbytes[0] / GIB:.2f} GiB"
+    assert text.startswith(f"not without a disk: each evaluation reads about {size} of experts; all else fits CPU (")
+    assert re.search(rf"{slots.n_slots} slots of [\d.]+ MiB on CPU are for 256 experts: of [\d.]+ GiB of experts for 1 "
+                     rf"token, about {size} are in no slot, and read from file at 2 GB/s; with 1 GiB more on CPU there "
+                     rf"would be {slots.n_slots_with_more} slots, and about [\d.]+ GiB to read\n"
+                     "assumed: each token chooses its experts at random", text)
+    assert re.search(r"device +memory +weights +slots +cache", text)
+    said = large.explain("blk.3.ffn_up_exps.weight")
+    assert f"reads the experts that a node has chosen and that are in none of {slots.n_slots} slots" in said
+    assert f"there would be {slots.n_slots_with_more} slots" in said
+    assert "would fetch" not in large.explain("blk.3.attn_q.weight")
+    data = json.loads(large.to_json())
+    assert data["fetching"]["experts"] == slots.to_dict() and data["memory"][0]["slots"] == large.memory[0].slots
+    again = pickle.loads(pickle.dumps(large))
+    assert again == large and str(again) == text
+    assert large.model(0) == large
+    drawn = large.to_svg(json.loads(large.to_json()))
+    assert drawn.count("experts") >= 2
+
+
+def test_drawings_count_the_bytes_of_slots_as_experts(large: gs.Fit) -> None:
+    from ggml_sched.view.bars import _of_dict, _of_fit
+
+    slots = large.memory[0].slots
+    for drawn in (_of_fit(large), _of_dict(large.to_dict(), large)):
+        parts = drawn.devices[0].parts
+        assert 0 <= parts["experts"] - slots < 8 << 20, "and routers"
+        assert sum(parts.values()) + drawn.devices[0].left == large.memory[0].device.memory
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_what_a_refusal_asks_for_is_enough_with_slots_or_with_whole_tensors(tokens: int) -> None:
+    graph = mixture(layers=2, tokens=tokens, n_experts=8)
+    with pytest.raises(gs.OutOfMemory, match="a window of the weights that CPU would fetch") as caught:
+        gs.fit([graph], [host(30_000, gs.Link(1e9, 1e-5))])
+    least = caught.value.needed
+    fit = gs.fit([graph], [host(least, gs.Link(1e9, 1e-5))])
+    assert fit.memory[0].left >= 0
+    assert (fit.fetching.slots is not None) == (tokens == 1), "a prompt needs a slot for each expert of a layer"
+    with pytest.raises(gs.OutOfMemory):
+        gs.fit([graph], [host(least - 1, gs.Link(1e9, 1e-5))])
+
+
+def test_a_system_without_slots_fetches_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = mixture(layers=2)
+    given = host(260_000, gs.Link(1e9, 1e-5))
+    assert gs.fit([graph], [given]).fetching.slots is not None
+    monkeypatch.setattr("sys.platform", "plan9")
+    fit = gs.fit([graph], [given])
+    assert fit.fetching.slots is None and fit.fetching.names
+
+
+def test_a_search_that_is_late_has_an_answer_with_a_bound() -> None:
+    fit = mixtral(16, seconds=1e-9)
+    checked(fit)
+    assert fit.bound > 0
+
+
+def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host() -> None:
+    fit = mixtral(12, 6)
+    name = next(entry.name for entry in fit.placed if entry.device == 0 and "_exps" in entry.name)
+    assert "on CPU all together would take" in fit.explain(name)
+    assert "on GPU all together would take" in fit.explain(fit.fetching.slots.names[0])
+
+
+def test_a_node_that_reads_experts_in_slots_is_on_the_host_whatever_a_search_has_assigned() -> None:
+    given = [gs.Device("GPU", GIB, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
+    model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
+    chosen = [node for node in model.facts[0].nodes if node.op == "MUL_MAT_ID"]
+    found = Fetches(model, LINK).place(dict.fromkeys(model.sizes, 1), [dict.fromkeys(chosen, 0)])
+    assert found is not None and found.slotted == ("up0", "down0")
+    plan, = found.trial.plans
+    assert {plan.backend_of(node).name for node in chosen} == {"CPU"}
