@@ -22,7 +22,7 @@ from ggml_sched.placement.facts import facts
 from ggml_sched.placement.fetching import Fetches, disk_of
 from ggml_sched.placement.leastfetches import Curve, LeastFetches, seconds_beside
 from ggml_sched.placement.residency import reads_of
-from ggml_sched.placement.slots import Slots, by_expert
+from ggml_sched.placement.slots import Slots, by_expert, can_have_slots
 from ggml_sched.placement.trials import Trials
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
@@ -226,6 +226,60 @@ def test_weights_that_are_read_otherwise_have_no_slots() -> None:
     with gs.Context() as ctx:
         one = ctx.mul_mat(ctx.view_2d(up, 64, 96, up.nb[1]), ctx.tensor("f32", (64, 1), "z", input=True))
         assert by_expert([reads(gs.Graph(graph.nodes[-1], one))]) == {}
+
+
+def chosen_from(ctx: gs.Context, counts: Sequence[int], n_ids: int = 1, rows: bool = False) -> gs.Graph:
+    """A graph of products with experts of weights w0, w1, ..., which have so many, by `n_ids` lists of numbers in turn.
+    `rows`: between the choice and the first product rows of another weight are read."""
+    lists = []
+    for k in range(n_ids):
+        order = ctx.argsort(ctx.tensor("f32", (min(counts), 1), f"s{k}", input=True), "desc")
+        lists.append(ctx.view_2d(order, 1, 1, order.nb[1]))
+    y = ctx.tensor("f32", (32, 1, 1), "x", input=True)
+    with gs.Context() as scratch:
+        plain = [scratch.tensor("f32", (32, 32, n)) for n in counts] + [scratch.tensor("f32", (32, 9))]
+        weights = [ctx.restore("NONE", t.type, t.ne, t.nb, name=f"w{k}", resident="weight")
+                   for k, t in enumerate(plain)]
+    if rows:
+        y = ctx.add(y, ctx.get_rows(weights[-1], lists[0]))
+    for k, weight in enumerate(weights[:-1]):
+        y = ctx.mul_mat_id(weight, y, lists[k % n_ids])
+    return gs.Graph(y)
+
+
+def test_weights_are_in_one_bank_where_the_same_numbers_choose_in_all_graphs() -> None:
+    with gs.Context() as ctx, gs.Context() as other:
+        one, two = chosen_from(ctx, [4, 4]), chosen_from(other, [4, 4], n_ids=2)
+        assert [entry.bank for entry in by_expert([reads(one)]).values()] == ["w0", "w0"]
+        assert [entry.bank for entry in by_expert([reads(two)]).values()] == ["w0", "w1"]
+        assert by_expert([reads(one), reads(two)]) == {}
+    with gs.Context() as ctx:
+        assert by_expert([reads(chosen_from(ctx, [4, 5]))]) == {}, "two numbers of experts in a bank"
+
+
+def test_rows_that_a_store_may_read_between_say_nothing_of_what_computes_beside() -> None:
+    for rows in (False, True):
+        with gs.Context() as ctx:
+            found = seconds_beside(facts(chosen_from(ctx, [4], rows=rows)), ["w0"], [host(GIB, None)])
+            assert found is None if rows else found == 0
+
+
+def test_a_host_has_slots_if_it_computes_on_memory_of_its_caller() -> None:
+    assert can_have_slots(gs.DryBackend("numbers"))
+    with gs.CpuBackend(1) as cpu:
+        assert can_have_slots(cpu)
+    device = gs.DryBackend("device")
+    device.has_memory = True
+    assert not can_have_slots(device)
+
+
+def test_weights_whose_alignment_takes_more_than_slots_for_all_have_none() -> None:
+    """The bound counts that slots for all experts take no fewer bytes."""
+    for alignment, slotted in ((64, ("up0", "down0")), (1 << 17, ())):
+        given = [host(222_000 if slotted else 1_100_000, gs.Link(1e9, 1e-6), alignment=alignment)]
+        model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
+        found = Fetches(model, LINK).place(dict.fromkeys(model.sizes, 0), None)
+        assert found is not None and found.slotted == slotted
 
 
 # -- a model of billions of weights -----------------------------------------------------------------
