@@ -93,6 +93,10 @@ class Candidates:
         """Whether the search has to stop: it has found a placement, and `end` is over."""
         return self.best is not None and time.monotonic() >= self.end
 
+    def room(self, arenas: Sequence[int]) -> list[int]:
+        """For each device the bytes that arenas of so many bytes leave of its budget; below 0 where they exceed it."""
+        return [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
+
     def joined(self, arenas: Sequence[Sequence[int]]) -> list[int]:
         """Bytes of each device's arena of all models together; `arenas` [models, devices] has those of each model."""
         join = max if self.turns else sum
@@ -102,9 +106,8 @@ class Candidates:
               part: float = 0.5) -> Solution | None:
         """The solution of a chain within what these arenas leave of the budgets; None where the arenas alone exceed a
         budget.  The search ends when the gap of the solution is proven to be at most `part` * `within`."""
-        room = [budget - arena for budget, arena in zip(self.budgets, arenas, strict=True)]
-        return None if min(room) < 0 else solve(chain, room, self.within * part, cutoff=cutoff,
-                                                effort=effort)
+        room = self.room(arenas)
+        return None if min(room) < 0 else solve(chain, room, self.within * part, cutoff=cutoff, effort=effort)
 
     def plan(self, tables: Sequence[Tables], chains: Sequence[TableChain], solution: Solution, cases: tuple[Case, ...],
              shared: Sequence[Mapping[str, int]]) -> Found:

@@ -334,7 +334,7 @@ class _Search:
         to the device with the most room.  The second and the third leave room for the arenas of the plans before."""
         held = [0] * len(self.devices)
         for _ in range(3):
-            room = [budget - arena for budget, arena in zip(self.candidates.budgets, held, strict=True)]
+            room = self.candidates.room(held)
             placed: list[dict[str, int]] = []
             for model, pins in zip(self.models, self.pins, strict=True):
                 chosen = dict(pins)

@@ -12,12 +12,14 @@ from placed_models import CPU, FAST, GPU, solution_of, windowed
 from small_models import devices, layered, sized
 
 import ggml_sched as gs
-from ggml_sched.placement import branching
-from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, mirrors, united
+from ggml_sched.placement import branching, last_bounds, open_cases
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors, united
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.devices import Links
+from ggml_sched.placement.last_bounds import LastBounds
+from ggml_sched.placement.open_cases import Open, OpenCases
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
 
@@ -84,12 +86,12 @@ def test_a_case_is_cut_at_what_any_path_of_its_bound_needs():
     candidates = SimpleNamespace(within=0.005, turns=False, budgets=(100, 80, 1000),
                                  joined=lambda arenas: list(arenas[0]))
     chain = Chain((0,), (np.full((1, 1, 1), 5.0),), (np.zeros((1, 3), int),), np.zeros(1), ((2,),))
-    made = branching.Open((CASE,), ({},), (chain,), chain, CASE.floors,
+    made = Open((CASE,), ({},), (chain,), chain, CASE.floors,
                           Solution(5.0, 5.0, None, None, (2.0, 1.0, 0.0)), ())
-    search = Branching(candidates, [table], [{}])
-    assert search._halves(made, ()) is None
-    assert search._halves(made, (("best",),)) is None
-    assert search._halves(made, (("best",), ("other",))) == (
+    cases = OpenCases(candidates, [table])
+    assert cases.halves(made, ()) is None
+    assert cases.halves(made, (("best",),)) is None
+    assert cases.halves(made, (("best",), ("other",))) == (
         (CASE._replace(floors=(10, 70, 0)),), (CASE._replace(limits=(100, 69, 1000)),))
 
 
@@ -115,6 +117,10 @@ def searched(seed):
     model = Trials(graphs, given, links, (1.0, 0.0), 1.0)
     tables = Tables(model.facts, model.weights, given, links, [False, False], {})
     return model, tables, Candidates([model], given, 0.001, False, 0.0)
+
+
+def last_of(search):
+    return LastBounds(search.cases, search.bounds, search._explore)
 
 
 def test_no_placement_of_the_tables_undercuts_what_cases_prove():
@@ -148,12 +154,12 @@ def test_caches_of_one_window_prove_no_copies_of_the_inputs_of_another():
 
 def test_how_long_copies_last_proves_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
     """The masks are a large part of the arenas; each case is parted where that may raise its bound at all."""
-    monkeypatch.setattr(branching, "MAX_DEVICES", 1)
-    monkeypatch.setattr(branching, "FAR", 1e-6)
-    monkeypatch.setattr(branching, "LASTING", -np.inf)
+    monkeypatch.setattr(open_cases, "MAX_DEVICES", 1)
+    monkeypatch.setattr(open_cases, "FAR", 1e-6)
+    monkeypatch.setattr(last_bounds, "LASTING", -np.inf)
     parted = []
-    by_lasting = Branching._by_lasting
-    monkeypatch.setattr(Branching, "_by_lasting", lambda *given: parted.append(by_lasting(*given)) or parted[-1])
+    by_lasting = LastBounds._by_lasting
+    monkeypatch.setattr(LastBounds, "_by_lasting", lambda *given: parted.append(by_lasting(*given)) or parted[-1])
     graph = windowed(4, tokens=16, cells=512)
     held = {t.name: t.nbytes for t in graph.tensors if t.resident and t.view_src is None}
     pins = {name: int(name == "embd") for name in held if not name.endswith((".keys", ".values"))}
@@ -167,30 +173,30 @@ def test_how_long_copies_last_proves_no_more_than_the_placements_of_the_tables_a
         search = Branching(candidates, [tables], [pins])
         best = cheapest_of_the_tables(model, tables, tables.chain())
         search.run()
-        again = Branching(candidates, [tables], [pins])
-        again._add((branching.first_case(tables.needs, candidates.budgets, len(tables.readers)),), ({},), 0.0)
-        assert again._finish() <= best * (1 + 1e-9)
+        again = last_of(Branching(candidates, [tables], [pins]))
+        again.cases.add((first_case(tables.needs, candidates.budgets, len(tables.readers)),), ({},), 0.0)
+        assert again.raised() <= best * (1 + 1e-9)
     assert any(parted)
 
 
 def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
     """No search precedes, so that the bounds of the first cases are far below the best, and only unions raise them."""
-    monkeypatch.setattr(branching, "MAX_DEVICES", 1)
-    monkeypatch.setattr(branching, "FAR", 1e-6)
-    monkeypatch.setattr(branching, "UNITED", 1e3)
+    monkeypatch.setattr(open_cases, "MAX_DEVICES", 1)
+    monkeypatch.setattr(open_cases, "FAR", 1e-6)
+    monkeypatch.setattr(last_bounds, "UNITED", 1e3)
     rose = members = 0
     for seed in range(6):
         model, tables, candidates = searched(seed)
         search = Branching(candidates, [tables], [{}])
         search.run()
         best = cheapest_of_the_tables(model, tables, tables.chain())
-        again = Branching(candidates, [tables], [{}])
-        case = branching.first_case(tables.needs, candidates.budgets)
+        again = last_of(Branching(candidates, [tables], [{}]))
+        case = first_case(tables.needs, candidates.budgets)
         for limits in (case.limits, tuple(limit - 1 for limit in case.limits)):
-            again._add((case._replace(limits=limits),), ({},), 0.0)
-        before = [bound for bound, _, _ in again.left]
-        members += len(again._union(sorted(again.left, key=lambda each: each[:2]))[1])
-        proven = again._finish()
+            again.cases.add((case._replace(limits=limits),), ({},), 0.0)
+        before = [bound for bound, _, _ in again.cases.left]
+        members += len(again._union(sorted(again.cases.left, key=lambda each: each[:2]))[1])
+        proven = again.raised()
         assert min(before) <= proven <= best * (1 + 1e-9)
         rose += proven > min(before)
     assert members > 6 and rose
@@ -231,11 +237,11 @@ def test_a_placement_is_solved_again_with_the_arenas_that_the_plan_of_the_first_
 
 
 def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_the_best(monkeypatch):
-    monkeypatch.setattr(branching, "EFFORTS", {"more": 3, "most": 1})
+    monkeypatch.setattr(last_bounds, "EFFORTS", {"more": 3, "most": 1})
     efforts = []
     candidates = SimpleNamespace(budgets=(1, 1), best=SimpleNamespace(seconds=2.0), within=0.001, cutoff=2.0,
                                  solve=lambda chain, floors, cutoff, effort: efforts.append(effort))
-    search, made = Branching(candidates, [], []), SimpleNamespace(chain=None, floors=())
+    search, made = last_of(Branching(candidates, [], [])), SimpleNamespace(chain=None, floors=())
     for bound in (1.0, 1.999, 1.0, 1.0, 1.0):       # the second is near enough
         assert search._most(made, bound) is None
     assert efforts == ["more", "most", "more", "more"]
@@ -285,8 +291,8 @@ def test_equal_devices_are_bounded_once(monkeypatch):
     room = sum(t.nbytes for t in graphs[0].tensors if t.resident and t.view_src is None) // 6
     given = (FAST.replace(name="one", memory=room), FAST.replace(name="two", memory=room), CPU)
     bounded = []
-    relaxed = branching.relaxed
-    monkeypatch.setattr(branching, "relaxed", lambda *args: bounded.append(args) or relaxed(*args))
+    relaxed = open_cases.relaxed
+    monkeypatch.setattr(open_cases, "relaxed", lambda *args: bounded.append(args) or relaxed(*args))
     once = gs.fit(graphs, given, LINK, within=1e-4)
     cases = len(bounded)
     monkeypatch.setattr(branching, "mirrors", lambda *args: [(0, 1, 2)])
@@ -299,6 +305,6 @@ def test_equal_devices_are_bounded_once(monkeypatch):
 def test_arenas_may_fill_a_device_to_the_last_byte():
     """A stage that holds nothing on the first device fits beside arenas of all its bytes; of one more it does not."""
     chain = Chain((0,), (np.zeros((1, 1, 1)),), (np.array([[0, 3]]),), np.zeros(1), ((1,),))
-    candidates = SimpleNamespace(budgets=(5, 3), within=0.001)
-    assert Candidates.solve(candidates, chain, (5, 0)).path is not None
-    assert Candidates.solve(candidates, chain, (6, 0)) is None
+    candidates = Candidates([], [GPU.replace(memory=5), CPU.replace(memory=3)], 0.001, False, 0.0)
+    assert candidates.solve(chain, (5, 0)).path is not None
+    assert candidates.solve(chain, (6, 0)) is None

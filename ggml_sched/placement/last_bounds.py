@@ -1,0 +1,189 @@
+"""The bound of all cases of arenas after the search: the cases with the least bounds are bounded with more effort.
+
+With one or two devices single cases are solved with more effort.  With more devices branch and bound over numbers of
+columns goes on by turns for the case with the least bound; cases that differ little are united before, and a case that
+stays far below the best is parted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+from ggml_sched.placement.arenas import united
+from ggml_sched.placement.candidates import Candidates, chains_of
+from ggml_sched.placement.case_bounds import CaseBounds
+from ggml_sched.placement.chain import Choice, Solution
+from ggml_sched.placement.chains import dearer, joined
+from ggml_sched.placement.open_cases import WORTH, Bounded, Open, OpenCases, relaxed
+from ggml_sched.placement.tables import Tables
+
+__all__ = ["FIRST", "LastBounds"]
+
+EFFORTS = {"more": 8, "most": 2}
+"""{effort of `solve`: the most cases that are solved once more with this effort}."""
+FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 1 << 26
+"""In a wide search, about how many columns branch and bound tries for a case that is far below the best: in its first
+two turns, in each later turn, and for all cases together after the search."""
+NEARER = 8
+"""A turn for a case that is no longer far below the best counts for so many."""
+SLOW = 2e-4
+"""Branch and bound ends where a turn raises the bound of a case by less than this part."""
+LASTING = 0.5
+"""A case is parted by how long copies stay on a device if this raises the bound of the part with smaller arenas by at
+least so much of what it may raise that of the other part."""
+MAX_UNITED = 6
+"""In a wide search, the most unions of cases that are bounded in place of these."""
+UNITED = 0.25
+"""A case is united with others if this lowers their bound by at most this part of `within`."""
+MAX_FINEST = 12
+"""The most cases whose bounds are improved at the end: those with the least bounds."""
+
+
+class LastBounds:
+    """The last bounds of one search; `explore`: plans a solution of a case for real."""
+
+    def __init__(self, cases: OpenCases, bounds: CaseBounds, explore: Callable[[Open, Solution], object]) -> None:
+        self.cases: OpenCases = cases
+        self.candidates: Candidates = cases.candidates
+        self.tables: Sequence[Tables] = cases.tables
+        self._bounds = bounds
+        self._explore = explore
+        self._left_of = dict(EFFORTS)
+
+    def raised(self) -> float:
+        """The bound of all cases, after the cases with the least bounds were bounded with more effort."""
+        if self.candidates.best is not None and self.cases.is_wide:
+            return self._finish()
+        cases, searched = [*self.cases.left, *self.cases.weak], {count for _, count, _ in self.cases.weak}
+        heapify(cases)
+        least = self.cases.bound
+        done = self.cases.closed
+        for _ in range(MAX_FINEST):
+            if not cases or cases[0][0] >= done or self.candidates.is_near(least) or self.candidates.is_late:
+                break
+            bound, count, made = heappop(cases)
+            if count not in searched:
+                bound = self._bounds.finest(made, bound)
+            solution = self._most(made, bound)
+            if solution is not None:
+                bound = max(bound, solution.bound)
+                self._explore(made, solution)
+            done = min(done, bound)
+            least = min([done, *(bound for bound, _, _ in cases[:1])])
+        return least
+
+    def _most(self, made: Open, bound: float) -> Solution | None:
+        """The solution of a case with more effort, if this raises `bound`, else None.  More effort is spent only where
+        the best is above the bound by more than `within`, and for few cases (`EFFORTS`)."""
+        candidates, best = self.candidates, None
+        if self.cases.is_wide:
+            return None
+        for effort in self._left_of:
+            if (candidates.best is not None and self._left_of[effort] > 0
+                    and candidates.best.seconds > bound * (1 + candidates.within)):
+                self._left_of[effort] -= 1
+                solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff, effort=effort)
+                if solution is not None and solution.bound > bound:
+                    best, bound = solution, solution.bound
+        return best
+
+    def _finish(self) -> float:
+        """The bound of all cases, after branch and bound for the cases with the least bounds, by turns.  A case that
+        stays far below the best after its first turn is parted once, if that may raise its bound."""
+        candidates, cases, effort = self.candidates, self.cases, BRANCHED
+        cases.left += cases.weak
+        cases.weak = []
+        self._unite()
+        while (cases.left and not candidates.is_near(cases.left[0][0]) and cases.left[0][0] < cases.closed
+               and effort > 0 and not candidates.is_late):
+            bound, count, made = heappop(cases.left)
+            if made.branches is not None and not made.is_parted and cases.is_far(bound) and self._parted(made, bound):
+                continue
+            turn = FIRST if made.turns < 2 else LATER
+            effort -= turn * (1 if cases.is_far(bound) else NEARER)
+            before = -math.inf if made.branches is None else made.branches.value
+            better = self._bounds.branched(made, bound, turn)
+            assert made.branches is not None
+            is_stuck = made.branches.is_stuck
+            if is_stuck and not made.is_parted and cases.is_far(better) and self._parted(made, better):
+                continue
+            heappush(cases.left, (better, count, made))
+            if is_stuck or made.branches.value < before * (1 + SLOW):
+                break
+        return cases.bound
+
+    def _parted(self, made: Open, bound: float) -> bool:
+        """Put two parts in place of a case, cut at what the paths of its bound need of an arena, or by how long copies
+        stay on a device; returns whether it was parted."""
+        made.is_parted = True
+        if not made.chains:
+            return False
+        assert made.branches is not None
+        problem = made.branches.problem
+        paths = tuple(problem.choices(one.path) for one in made.branches.mixture) or made.mixture
+        parts = self.cases.halves(made, paths)
+        for part in parts or ():
+            self.cases.add(part, made.shared, bound)
+        return parts is not None or self._by_lasting(made, bound, paths)
+
+    def _by_lasting(self, made: Open, bound: float, paths: Sequence[Sequence[Choice]]) -> bool:
+        """Part a case by how long copies of the inputs that are read with caches stay on one device (see `CaseBounds`):
+        the arena is at least what one of these paths needs, or less is needed where the copies stay.  Only the first
+        part is a case; the second has a bound, and no placements are sought there.  Returns whether it was parted."""
+        if len(self.tables) > 1:
+            return False
+        [table], [case] = self.tables, made.cases
+        candidates = self.candidates
+        gain, number, d, need = max(
+            (made.solution.multipliers[d] * (need - case.floors[d]), number, d, need)
+            for number in range(len(table.lasting)) for d in range(len(case.floors))
+            for need in [max(table.needed(made.chains[0], path, (number, d))[d] for path in paths)]
+        ) if table.lasting else (0.0, 0, 0, 0)
+        if gain <= candidates.within * WORTH * bound:
+            return False
+        chain = dearer(self._bounds.smaller(made, number, d, need), candidates.fine)
+        solution, mixture = relaxed(chain, candidates.room(made.floors))
+        if solution.bound - made.solution.bound < LASTING * gain:
+            return False
+        self.cases.put(max(bound, solution.bound),
+                       Open(made.cases, made.shared, (), chain, made.floors, solution, mixture))
+        self.cases.add((case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:])),), made.shared, bound)
+        return True
+
+    def _unite(self) -> None:
+        """Put unions in place of the cases that are far below the best.  Cases which differ in their arenas alone are
+        bounded together, by their union, if that costs little: one proof serves many cases of nearly the same bound."""
+        rest = sorted(self.cases.left, key=lambda each: each[:2])
+        for _ in range(MAX_UNITED):
+            if not rest or not self.cases.is_far(rest[0][0]):
+                break
+            made, members = self._union(rest)
+            taken = {count for _, count, _ in members}
+            rest = [each for each in rest if each[1] not in taken]
+            if len(members) > 1:
+                made.is_parted = True
+                self.cases.left = [each for each in self.cases.left if each[1] not in taken]
+                self.cases.put(members[0][0], made)
+        heapify(self.cases.left)
+
+    def _union(self, open_: Sequence[Bounded]) -> tuple[Open, list[Bounded]]:
+        """(The union of the first of some cases and of others, its members): of those that differ from the first one in
+        their arenas alone, and are far below the best, each whose part lowers the bound by multipliers little."""
+        candidates = self.candidates
+        first = open_[0][2]
+        made, members = first, [open_[0]]
+        least = first.solution.bound * (1 - UNITED * candidates.within)
+        for each in open_[1:]:
+            if (not self.cases.is_far(each[0]) or each[2].shared != first.shared
+                    or any(a.caches != b.caches for a, b in zip(each[2].cases, first.cases, strict=True))):
+                continue
+            cases = tuple(united(pair) for pair in zip(made.cases, each[2].cases, strict=True))
+            chains = chains_of(self.tables, cases, first.shared)
+            chain = dearer(joined(chains), candidates.fine)
+            floors = candidates.joined([case.floors for case in cases])
+            solution, mixture = relaxed(chain, candidates.room(floors))
+            if solution.bound >= least:
+                made, members = Open(cases, first.shared, chains, chain, floors, solution, mixture), [*members, each]
+        return made, members
