@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ggml_sched._graph import Tensor
 from ggml_sched.placement.stages import Model
 from ggml_sched.placement.wiring import Wiring
 
@@ -144,13 +145,13 @@ def places_of(model: Model, graph: int) -> list[int]:
 
 def outline(wirings: Sequence[Wiring], model: Model, k: int, shared: Sequence[Shared],
             places: Sequence[Sequence[int]], groups: Mapping[str, int], counted: set[str], pins: Mapping[str, int],
-            reuses: Callable[[str], bool]) -> Outline:
+            reuses: Callable[[Tensor], bool]) -> Outline:
     """The outline of stage k.
 
     `places`: for each graph `places_of(model, graph)`, the number of each node within its stage.
     `groups`: {resident that several stages read: index of its group in `Tables.shared`}; `counted`: the residents whose
-    bytes an earlier stage counts; this call adds those of the stage; `reuses`: whether some device computes an op in
-    place.
+    bytes an earlier stage counts; this call adds those of the stage; `reuses`: whether some device may compute a
+    node in place.
     """
     stage = model.stages[k]
     local: dict[str, int] = {}
@@ -202,7 +203,7 @@ def _routers(wirings: Sequence[Wiring], nodes: Sequence[Sequence[int]]) -> set[s
 
 
 def _nodes(w: Wiring, nodes: Sequence[int], incoming: int, outgoing: int, k: int, stage_of: Sequence[int],
-           shared: Shared, places: Sequence[int], residents: dict[str, int], reuses: Callable[[str], bool]) -> Nodes:
+           shared: Shared, places: Sequence[int], residents: dict[str, int], reuses: Callable[[Tensor], bool]) -> Nodes:
     """The nodes of one graph; adds the residents that they read to `residents`."""
     at = {i: n for n, i in enumerate(nodes)}
     came = w.root[incoming] if incoming >= 0 else -1
@@ -257,4 +258,4 @@ def _nodes(w: Wiring, nodes: Sequence[int], incoming: int, outgoing: int, k: int
     return Nodes(tuple(w.kinds[i] for i in nodes),
                  (w.facts.nbytes[index_of].tobytes(), w.facts.flops[index_of].tobytes()), tuple(reads), tuple(touched),
                  tuple(memory), tuple(writes), tuple(previous), tuple(i in shared.nodes for i in nodes),
-                 tuple(reuses(w.facts.nodes[i].op) for i in nodes), tuple(values), out)
+                 tuple(reuses(w.facts.nodes[i]) for i in nodes), tuple(values), out)

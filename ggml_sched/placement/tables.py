@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
+from operator import or_
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched._graph import Tensor
+from ggml_sched.backend import same_layout
 from ggml_sched.errors import PlacementError
 from ggml_sched.placement.atoms import FEW_ATOMS, MAX_ATOMS, Atoms, find_atoms
 from ggml_sched.placement.chain import Chain, Choice, Solution
@@ -140,7 +143,7 @@ class Tables:
         """For each state, for each graph that counts in the goal, the device of the activation that passes from one
         stage to the next."""
         self._stream_to = self._find_stream_to()
-        self._reusing: dict[str, bool] = {}
+        self._reusing: dict[str, int] = {}      # {op: bits of the sources whose memory some device may reuse}
         self._sizes: dict[tuple[str, int], int] = {}
         self._shared_values: dict[int, Shared] = {}
         self._outlines: list[Outline] = []
@@ -194,12 +197,14 @@ class Tables:
         others = [d for d in range(len(self.devices)) if d != self._host]
         return sorted(sorted(others, key=lambda d: -self.devices[d].flops)[:_MAX_STREAM_TO])
 
-    def _reuses(self, op: str) -> bool:
-        """Whether some device computes an op in place."""
-        found = self._reusing.get(op)
-        if found is None:
-            found = self._reusing[op] = any(device.backend.inplace_sources(op) for device in self.devices)
-        return found
+    def _reuses(self, node: Tensor) -> bool:
+        """Whether some device may compute a node into the memory of a source, which then has the node's layout."""
+        slots = self._reusing.get(node.op)
+        if slots is None:
+            slots = self._reusing[node.op] = reduce(or_, (device.backend.inplace_sources(node.op)
+                                                          for device in self.devices))
+        return any(slots >> k & 1 and source is not None and same_layout(node, source)
+                   for k, source in enumerate(node.src)) if slots else False
 
     def _find_classes(self, stream: Sequence[bool]) -> tuple[_Class, ...]:
         """The classes of stages of all models; also sets the class and the outline of each stage."""

@@ -331,6 +331,24 @@ def test_arenas_of_random_patterns_are_never_smaller_and_rarely_larger_than_they
     assert np.mean(parts) > 0.94
 
 
+def test_a_sum_of_two_parts_of_a_product_takes_memory_of_its_own():
+    """As with experts: the parts have the strides of the product, so that the sum cannot be computed in place."""
+    parts, devices = Parts(), (GPU, CPU)
+    ctx, x = parts.ctx, parts.embedding(64, 64)
+    both = ctx.mul_mat(parts.resident("up", 64, 128), x)
+    one, other = (ctx.view_2d(both, 64, 64, both.nb[1], at) for at in (0, 64 * 4))
+    x = ctx.add(ctx.add(one, other), x)
+    model = Trials([gs.Graph(ctx.mul_mat(parts.resident("out", 64, 8), x))], devices, Links(devices, LINK), (1.0,), 1.0)
+    made = Tables(model.facts, (1.0,), devices, Links(devices, LINK))
+    chain = made.chain()
+    solution = path_for(chain, (0, 0))
+    assignment = made.assignment(chain, solution)
+    assert set(assignment.residents.values()) == {1}
+    _, arena = model.run(assignment.residents, assignment.nodes).arenas
+    # The product, the sum of its parts, and the activation that came in.
+    assert made.needed(chain, solution.path)[1] == arena == (128 + 64 + 64) * 64 * 4
+
+
 @pytest.mark.parametrize("weights", [(0.0, 1.0), (256.0, 1.0)], ids=["prompt", "both"])
 def test_neither_arenas_nor_seconds_are_below_the_tables_where_weights_are_brought(weights, monkeypatch):
     monkeypatch.setattr(trials, "_POLICY", trials._LEAN)        # copies of weights are not kept
