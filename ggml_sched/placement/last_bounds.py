@@ -107,7 +107,7 @@ class LastBounds:
             better = self._bounds.branched(made, bound, turn)
             assert made.branches is not None
             is_stuck = made.branches.is_stuck
-            if is_stuck and not made.is_parted and cases.is_far(better) and self._parted(made, better):
+            if is_stuck and self._parted(made, better):
                 continue
             heappush(cases.left, (better, count, made))
             if is_stuck or made.branches.value < before * (1 + SLOW):

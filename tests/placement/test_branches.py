@@ -7,7 +7,7 @@ from random_chains import least, near_budget, random_chain
 
 from ggml_sched.placement.chain import Chain
 from ggml_sched.placement.solve import branches, solve
-from ggml_sched.placement.solve.bound import best_bound
+from ggml_sched.placement.solve.bound import Bound, best_bound, bound_from
 from ggml_sched.placement.solve.branches import Branches
 from ggml_sched.placement.solve.problem import Problem
 
@@ -33,10 +33,12 @@ def test_no_path_that_fits_costs_less_than_the_bound_by_branches(n_devices, n_gr
             if found.path is not None:
                 assert problem.fits(found.path)
                 assert problem.cost_of(found.path) >= optimum * (1 - 1e-12)
-            assert Branches(problem, bound).best(optimum * 0.9, effort) <= optimum * 0.9
+            for part in (0.9, 1 + 1e-9, 1.001):
+                assert Branches(problem, bound).best(optimum * part, effort) <= optimum * min(part, 1 + 1e-12)
         compared += 1
         exact += value == pytest.approx(optimum, rel=1e-4)
-    assert exact >= 0.9 * compared > 0
+        assert found.is_stuck and problem.cost_of(found.path) == pytest.approx(value, rel=1e-4)
+    assert exact == compared > 0
 
 
 def test_paths_are_divided_while_columns_are_left():
@@ -61,6 +63,37 @@ def test_a_path_has_a_whole_number_of_stages_on_a_device(bytes_, room, value):
     bound = best_bound(problem)
     assert bound.value == pytest.approx(value)
     assert Branches(problem, bound).best(10.0, ENDLESS) == pytest.approx(5.0)
+
+
+def test_whole_numbers_of_columns_in_an_order_that_no_path_has_are_divided_by_states():
+    """Each of two classes is cheap on a device of its own, and changing devices costs as much as it saves."""
+    tables = []
+    for own in (0, 1):
+        cost = np.full((2, 2, 2), np.inf)
+        for d in (0, 1):
+            cost[d, :, d] = (1.0 if d == own else 4.0) + 3.0 * (np.arange(2) != d)
+        tables.append(cost)
+    chain = Chain((0, 0, 0, 1, 0, 0, 0, 1), tuple(tables), (np.eye(2, dtype=int),) * 2, np.zeros(2), ((0,), (1,)))
+    problem, optimum = Problem(chain, [4, 4]), least(chain, [4, 4])
+    search = Branches(problem, best_bound(problem))
+    assert search.best(optimum * 2, ENDLESS) == pytest.approx(optimum, rel=1e-4)     # 20 of 23 seconds without states
+    assert problem.fits(search.path) and problem.cost_of(search.path) == pytest.approx(optimum)
+
+
+def test_a_bound_that_begins_at_a_basis_is_the_same():
+    """The basis of the bound with fewer rows, where the mean of its paths exceeds one more row."""
+    chain = random_chain(np.random.default_rng(0), 3, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((2 * low + high) // 3).tolist())
+    bound = best_bound(problem)
+    planes = [of for kind, of in bound.basis if kind == "plane"]
+    memory = np.stack([one.memory for one in planes])
+    begun = branches.begun(bound.basis, planes, False, 0)
+    assert sorted(number for kind, number in begun if kind == "plane") == list(range(len(planes)))
+    again = bound_from(problem, Bound(-np.inf, np.zeros(len(problem.budget))), planes, memory, basis=begun)
+    assert again.value == pytest.approx(bound.value, rel=1e-6)
+    assert len(again.relaxations) < len(bound.relaxations)
+    assert branches.begun(bound.basis, planes[1:], False, 0) == []
 
 
 def test_a_call_goes_on_where_the_last_one_ended():

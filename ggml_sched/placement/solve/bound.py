@@ -56,12 +56,15 @@ class Bound:
     """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
     shares: list[float] = field(default_factory=list)
     """The weight of each path of `mixture`; their sum is 1."""
+    basis: list[tuple[str, int | Relaxation]] = field(default_factory=list)
+    """The basis of the master problem (`Master.basis`), with the paths of its planes."""
 
 
-def relax(problem: Problem, multipliers: Floats) -> Relaxation | None:
-    """The cheapest path at these multipliers, seconds a byte [scarce]; None if there is no path."""
+def relax(problem: Problem, multipliers: Floats, closed: NDArray[np.uint8] | None = None) -> Relaxation | None:
+    """The cheapest path at these multipliers, seconds a byte [scarce]; None if there is no path.  `closed` [stages + 1,
+    states]: 1 where a path is not in the state before the stage, or after the last one."""
     value, path, cost, memory = shortest(problem.classes, problem.start, problem.first, problem.cost, problem.memory,
-                                         multipliers)
+                                         multipliers, closed)
     if path is None:
         return None
     if multipliers.any():       # if all are 0, the value is the path's seconds, without an error
@@ -96,21 +99,27 @@ def best_bound(problem: Problem) -> Bound:
 
 
 def bound_from(problem: Problem, best: Bound, known: Sequence[Relaxation], memory: Ints, stop: float = np.inf,
-               close: float = CLOSE) -> Bound:
+               close: float = CLOSE, wanted: float = -np.inf, closed: NDArray[np.uint8] | None = None,
+               basis: Sequence[tuple[str, int]] = ()) -> Bound:
     """Raise `best` nearly to the best bound over all multipliers, with the planes of `known` paths to begin with, and
     return it; a new infinite bound if it is proven that no path fits.  It ends as soon as the bound reaches `stop`, or
-    where it can rise by at most the part `close`.  `memory`: the bytes of the known paths [paths, budgets]."""
+    where it can rise by at most the part `close`, or cannot reach `wanted`.  `memory`: the bytes of the known paths
+    [paths, budgets]; `closed`: see `relax`; `basis`: where the master
+    problem begins, with numbers of known paths."""
     n, met = len(problem.budget), list(known)
     seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
     master = Master(n, STEEPEST)
-    for one, excess in zip(known, (memory - problem.budget) / unit, strict=True):
-        master.add(one.cost / seconds, excess)
+    master.add_all(np.array([one.cost for one in known]) / seconds, (memory - problem.budget) / unit)
+    if basis:
+        master.begin_at(basis)
     for _ in range(40 + 30 * n):
         promised, scaled = master.solve()
         if best.value > -np.inf and promised * seconds - best.value <= close * abs(best.value):
             break
+        if promised * seconds < wanted:
+            break
         multipliers = scaled * seconds / unit
-        found = relax(problem, multipliers)
+        found = relax(problem, multipliers, closed)
         assert found is not None
         met.append(found)
         best.relaxations.append(found)
@@ -123,6 +132,7 @@ def bound_from(problem: Problem, best: Bound, known: Sequence[Relaxation], memor
             break
     shares = master.shares()
     best.mixture, best.shares = [met[plane] for plane, _ in shares], [share for _, share in shares]
+    best.basis = [(kind, met[number] if kind == "plane" else number) for kind, number in master.basis]
     return best
 
 

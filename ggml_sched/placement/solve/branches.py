@@ -21,7 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched.placement.solve.bound import Bound, Relaxation, bound_from
+from ggml_sched.placement.solve._chain import prefixes, suffixes
+from ggml_sched.placement.solve.bound import Bound, Relaxation, bound_from, cheapest, constant, relax
+from ggml_sched.placement.solve.counts import Counts
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.solve.search import improve
 
@@ -33,8 +35,9 @@ Marks = NDArray[np.int8]
 
 STEP = 0.006
 """Numbers of bytes that differ by at most this part of a budget have one set."""
-BY_BYTES, BY_ENTRIES, BY_GROUPS, BY_COLUMNS = 4, 2, 3, 3
-"""How many sets of each kind are tried for one part; those of groups and columns only if there are no others."""
+BY_BYTES, BY_ENTRIES, BY_GROUPS, BY_COLUMNS, BY_STATES = 4, 2, 3, 3, 2
+"""How many ways of each kind are tried to divide one part; those by groups, columns and states only if there are no
+others."""
 WHOLE, NEARLY_WHOLE = 0.01, 1e-5
 """A number of columns that differs from a whole one by at most `WHOLE` is taken for whole, unless all numbers are: then
 one that differs by at most `NEARLY_WHOLE`."""
@@ -44,6 +47,8 @@ CLOSE = 1e-5
 """The bound of a part is the best to this part of it, nearly."""
 PER_PATH, PER_BOUND = 4000, 16000
 """One path, and one bound, take as long as so many more columns would."""
+SLACK = 1e-9
+"""The part by which two sums of the same reduced seconds, in different order, may differ, and more."""
 MAX_ROWS = 24
 """A part is divided no more after so many divisions: with many rows, multipliers take long."""
 
@@ -56,6 +61,13 @@ class _Row(NamedTuple):
     most: int
 
 
+class _Cut(NamedTuple):
+    """What the paths of one part of a part keep: one more row, or more closed states."""
+
+    row: _Row | None
+    closed: NDArray[np.uint8] | None
+
+
 class _Part(NamedTuple):
     """Paths that keep some rows."""
 
@@ -63,7 +75,11 @@ class _Part(NamedTuple):
     """Seconds that no such path within the budgets undercuts."""
     number: int
     rows: tuple[_Row, ...]
+    closed: NDArray[np.uint8] | None
+    """1 for a state in which no such path is, before a stage or after the last one [stages + 1, states]; None: none."""
     bound: Bound
+    kept: Ints | None
+    """Columns: a path that keeps the rows, fits, and costs less than `stop` has no others.  None: all columns."""
 
 
 class Branches:
@@ -81,8 +97,9 @@ class Branches:
         entries = [((problem.after == state) & (problem.before != state)).astype(np.int8)
                    for state in range(problem.n_states)]
         self._of_entries: list[Marks] = [marked for marked in entries if marked.any()]
+        self._at: Ints = np.arange(len(problem.classes) + 1)
         self._effort = 0
-        self._heap: list[_Part] = [_Part(bound.value, 0, (), bound)]
+        self._heap: list[_Part] = [_Part(bound.value, 0, (), None, bound, None)]
         self._count = 1
         self._last: list[Relaxation] = []
         self._done = math.inf       # the least bound of the parts that are divided no more
@@ -119,50 +136,124 @@ class Branches:
         heap = self._heap
         while heap and heap[0].value < min(stop, self._done) and self._effort > 0:
             part = heappop(heap)
-            children = self._children(part, stop)
-            if children is None and part.value < self._done:
+            children = self._children(part, stop) if part.bound.mixture else []
+            if not children and part.value < self._done:
                 self._done, self._last = part.value, part.bound.mixture
-            for value, rows, bound in children or ():
-                if value < stop:
-                    heappush(heap, _Part(value, self._count, rows, bound))
-                    self._count += 1
+            for child in children:
+                if child.value < stop:
+                    heappush(heap, child)
         return min(stop, self.value)
 
-    def _children(self, part: _Part, stop: float) -> list[tuple[float, tuple[_Row, ...], Bound]] | None:
-        """The two parts of a part, (bound in seconds, rows, bound) for each; None if it is divided no more."""
-        best, chosen = (-math.inf, -math.inf), None
-        for marked, mean in self._sets(part) if len(part.rows) < MAX_ROWS else ():
-            below = math.floor(mean)
-            children = []
-            for row in (_Row(marked, below), _Row(1 - marked, len(self.problem.classes) - below - 1)):
-                rows = (*part.rows, row)
-                bound = self._bounded(rows, part.bound.mixture, stop)
-                children.append((max(part.value, bound.value), rows, bound))
-            values = [min(stop, value) for value, _, _ in children]
-            if (min(values), sum(values)) > best:
+    def _children(self, part: _Part, stop: float) -> list[_Part]:
+        """The two parts of a part; none if it is divided no more."""
+        best, chosen = (-math.inf, -math.inf), list[_Part]()
+        columns = _Columns(self.problem, part, stop)
+        planes = part.bound.mixture + [of for _, of in part.bound.basis if isinstance(of, Relaxation)]
+        known = [one for one in {id(one): one for one in (*self._met[-LATEST:], *planes)}.values()
+                 if columns.has(one.path)]
+        for cuts in self._cuts(part):
+            children = list[_Part]()
+            for cut in cuts:
+                bound = self._bounded(columns, cut, known, stop, best[0])
+                rows = part.rows if cut.row is None else (*part.rows, cut.row)
+                children.append(_Part(max(part.value, bound.value), self._count, rows, cut.closed, bound, columns.kept))
+                self._count += 1
+                if children[-1].value < min(stop, best[0]):
+                    break       # the least bound of these parts is not the highest
+            values = [min(stop, child.value) for child in children]
+            if len(values) == 2 and (min(values), sum(values)) > best:
                 best, chosen = (min(values), sum(values)), children
-            if min(values) >= stop or self._effort <= 0:
+            if best[0] >= stop or self._effort <= 0:
                 break
         return chosen
 
-    def _bounded(self, rows: Sequence[_Row], mixture: Sequence[Relaxation], stop: float) -> Bound:
-        """The bound by multipliers of the paths that keep `rows`."""
-        problem, marked = copy.copy(self.problem), np.stack([row.marked for row in rows], 1).astype(np.int64)
-        problem.memory = np.concatenate([self.problem.memory, marked], 1)
-        problem.budget = np.concatenate([self.problem.budget, [row.most for row in rows]])
-        problem.total = np.concatenate([self.problem.total, np.full(len(rows), float(len(problem.classes)))])
-        rows_of = len(self.problem.budget)
-        known = [*self._met[-LATEST:], *mixture]
-        memory = np.concatenate([np.stack([one.memory[:rows_of] for one in known]),
-                                 marked[np.stack([one.path for one in known])].sum(1)], 1)
-        found = bound_from(problem, Bound(-np.inf, np.zeros(len(problem.budget))), known, memory, stop, CLOSE)
+    def _bounded(self, columns: _Columns, cut: _Cut, known: Sequence[Relaxation], stop: float, wanted: float) -> Bound:
+        """The bound by multipliers of the paths of a part that keep one more row, or are in no more closed states; a
+        lower one if it is below `wanted`."""
+        problem, rows_of = columns.problem_with(cut.row), len(self.problem.budget)
+        if cut.closed is not None:
+            known = [one for one in known if not cut.closed[self._at, self._states(one.path)].any()]
+        if known:
+            memory = columns.bytes_of(known, cut.row)
+        else:
+            first = relax(problem, np.append(columns.multipliers, [0.0] * (cut.row is not None)), cut.closed)
+            if first is None:
+                return Bound(np.inf, np.zeros(len(problem.budget)))
+            known, memory = [replace(first, path=columns.kept[first.path])], first.memory[None]
+        found = bound_from(problem, Bound(-np.inf, np.zeros(len(problem.budget))), known, memory, stop, CLOSE, wanted,
+                           cut.closed, begun(columns.basis, known, cut.row is not None, len(problem.budget) - 1))
         self._effort -= len(found.relaxations) * (len(problem.cost) + PER_PATH) + PER_BOUND
-        for one in found.relaxations:
-            one = replace(one, memory=one.memory[:rows_of])
+        real = {id(one): replace(one, path=columns.kept[one.path], memory=one.memory[:rows_of])
+                for one in found.relaxations}
+        for one in real.values():
             self._met.append(one)
             if (one.memory <= self.problem.budget).all():
                 self._keep(one)
-        return found
+        return Bound(found.value, found.multipliers, list(real.values()),
+                     [real.get(id(one), one) for one in found.mixture], found.shares,
+                     [(kind, real.get(id(of), of)) for kind, of in found.basis])
+
+    def _states(self, path: Ints) -> Ints:
+        """The states of a path before its first stage and after each stage."""
+        return np.append(self.problem.before[path[0]], self.problem.after[path])
+
+    def _cuts(self, part: _Part) -> Iterator[tuple[_Cut, _Cut]]:
+        """The ways to divide a part that are tried, as what the paths of its two parts keep."""
+        stages = len(self.problem.classes)
+        sets = self._sets(part) if len(part.rows) < MAX_ROWS else []
+        for marked, mean in sets:
+            below = math.floor(mean)
+            yield _Cut(_Row(marked, below), part.closed), _Cut(_Row(1 - marked, stages - below - 1), part.closed)
+        if sets or self._has_trail(part):
+            return
+        states = np.stack([self._states(one.path) for one in part.bound.mixture])
+        there = np.zeros((stages + 1, self.problem.n_states))
+        for row, share in zip(states, part.bound.shares, strict=True):
+            there[self._at, row] += share
+        half = np.minimum(there, 1 - there)
+        for number in np.argsort(-half, axis=None, kind="stable")[:BY_STATES].tolist():
+            stage, state = divmod(number, self.problem.n_states)
+            if half[stage, state] > NEARLY_WHOLE:
+                never, always = (np.zeros(there.shape, np.uint8) if part.closed is None else part.closed.copy()
+                                 for _ in range(2))
+                never[stage, state] = 1
+                always[stage, np.arange(self.problem.n_states) != state] = 1
+                yield _Cut(None, never), _Cut(None, always)
+
+    def _has_trail(self, part: _Part) -> bool:
+        """Whether a part whose paths have whole numbers of each column, in the mean, has a path with these columns: the
+        cheapest one, which costs as much as the bound.  Then that is the part's mixture."""
+        problem, mixture = self.problem, part.bound.mixture
+        paths = np.stack([one.path for one in mixture])
+        used, where = np.unique(paths, return_inverse=True)
+        times = np.bincount(where.reshape(-1), np.repeat(part.bound.shares, paths.shape[1]))
+        if np.abs(times - np.rint(times)).max() > NEARLY_WHOLE:
+            return False
+        path = self._ordered(used, np.rint(times).astype(np.int64), paths)
+        if path is None or not problem.fits(path):
+            return False
+        cost = problem.cost_of(path)
+        if cost > part.value * (1 + 2 * CLOSE):
+            return False
+        one = Relaxation(part.bound.multipliers, part.value, path, cost, problem.memory_of(path))
+        part.bound.mixture[:], part.bound.shares[:] = [one], [1.0]
+        self._keep(one)
+        return True
+
+    def _ordered(self, used: Ints, times: Ints, paths: Ints) -> Ints | None:
+        """A path with each of the columns `used` so many times: one with the states of one of `paths`, or in the order
+        of an Euler trail; None if these are no such paths."""
+        group, columns = self.problem.group, np.repeat(used, times)
+        columns = columns[np.argsort(group[columns], kind="stable")]
+        for like in group[paths]:
+            order = np.argsort(like, kind="stable")
+            if len(columns) == len(like) and (like[order] == group[columns]).all():
+                path = np.empty_like(columns)
+                path[order] = columns
+                return path
+        counts = Counts(self.problem, used)
+        begin = counts.begins == counts.first + self.problem.before[paths[0, 0]]
+        return counts.path(np.concatenate([times, begin.astype(np.int64)]))
 
     def _keep(self, one: Relaxation) -> None:
         """Keep a path that fits, if it is the cheapest."""
@@ -192,6 +283,86 @@ class Branches:
             if sets:
                 break
         return sets
+
+
+class _Columns:
+    """The columns of a part, without those that no path of less than `stop` seconds has: the least reduced seconds of
+    the paths with such a column, at the multipliers of the part's bound, are not below `stop`."""
+
+    def __init__(self, problem: Problem, part: _Part, stop: float) -> None:
+        self.multipliers: Floats = part.bound.multipliers
+        """The multipliers of the part's bound, of bytes and rows."""
+        self.whole: Problem = problem
+        self.rows: tuple[_Row, ...] = part.rows
+        self.basis = part.bound.basis
+        own = problem if part.kept is None else limited(problem, part.kept)
+        own = with_rows(own, [(row.marked if part.kept is None else row.marked[part.kept], row.most)
+                              for row in part.rows])
+        left = np.flatnonzero(least_through(own, self.multipliers) < stop * (1 + SLACK))
+        self.kept: Ints = left if part.kept is None else part.kept[left]
+        """The columns, as indices of the columns of the whole problem."""
+        self.problem: Problem = limited(own, left)
+        """The problem of these columns alone, with the rows as budgets."""
+        self._is_kept = np.zeros(len(problem.cost), bool)
+        self._is_kept[self.kept] = True
+
+    def has(self, path: Ints) -> bool:
+        """Whether a path has kept columns alone."""
+        return bool(self._is_kept[path].all())
+
+    def problem_with(self, row: _Row | None) -> Problem:
+        """The problem with one more row, or without one."""
+        return self.problem if row is None else with_rows(self.problem, [(row.marked[self.kept], row.most)])
+
+    def bytes_of(self, known: Sequence[Relaxation], row: _Row | None) -> Ints:
+        """Bytes of paths, and the numbers of their columns in the sets of all rows [paths, budgets]."""
+        paths = np.stack([one.path for one in known])
+        counted = [each.marked[paths].sum(1, dtype=np.int64) for each in (*self.rows, row) if each is not None]
+        return np.column_stack([np.stack([one.memory for one in known]), *counted])
+
+
+def begun(basis: Sequence[tuple[str, int | Relaxation]], known: Sequence[Relaxation], has_row: bool,
+          row: int) -> list[tuple[str, int]]:
+    """The basis of a part as the one at which that of a smaller part begins, where the mixture exceeds one more row, if
+    it `has_row`; empty if a path of it is not among the `known` ones.  `row`: the last row."""
+    number = {id(one): i for i, one in enumerate(known)}
+    found = []
+    for kind, of in basis:
+        at = of if isinstance(of, int) else number.get(id(of))
+        if at is None:
+            return []
+        found.append((kind, at))
+    return [*found, ("over", row)] if has_row and found else found
+
+
+def limited(problem: Problem, kept: Ints) -> Problem:
+    """A problem of some columns of another, in the same order.  `pattern`, `before`, `after` and `bytes` stay those of
+    the other."""
+    made = copy.copy(problem)
+    made.cost, made.memory, made.group = problem.cost[kept], problem.memory[kept], problem.group[kept]
+    made.first = np.searchsorted(kept, problem.first)
+    return made
+
+
+def with_rows(problem: Problem, rows: Sequence[tuple[Marks, int]]) -> Problem:
+    """A problem with (marks of its columns, most marks of a path) as further budgets."""
+    made = copy.copy(problem)
+    made.memory = np.column_stack([problem.memory, *(marked for marked, _ in rows)])
+    made.budget = np.append(problem.budget, [most for _, most in rows])
+    made.total = np.append(problem.total, np.full(len(rows), float(len(problem.classes))))
+    return made
+
+
+def least_through(problem: Problem, multipliers: Floats) -> Floats:
+    """For each column a bound of the paths with this column, in seconds."""
+    reduced = problem.cost + problem.memory @ multipliers
+    table, _ = cheapest(problem, reduced)
+    before, after = prefixes(problem.classes, table, problem.start), suffixes(problem.classes, table)
+    around = np.full(table.shape, np.inf)
+    np.minimum.at(around, problem.classes, before[:-1, :, None] + after[1:, None, :])
+    value = float((problem.start + after[0]).min())
+    found: Floats = reduced + around.reshape(-1)[problem.group] + constant(problem, multipliers, value)
+    return found
 
 
 def largest(of: Sequence[tuple[float, float, Marks]], most: int, whole: float) -> list[tuple[Marks, float]]:

@@ -1,12 +1,14 @@
 """The master problem of cutting planes: the multipliers at which the planes found so far promise most.
 
 Maximise t over t and l where t <= cost_i + l . excess_i for every plane i and 0 <= l_d <= limit.  Its dual has a row
-for each scarce device and one more, so a revised simplex with a dense basis of at most 18 x 18 solves it; a basis stays
-feasible when a plane is added, and each solution starts at the last one.  Method: Dantzig's simplex, with Bland's rule
-against cycles.
+for each multiplier and one more, so a revised simplex with a small dense basis solves it; a basis stays feasible when a
+plane is added, and each solution starts at the last one and at its inverse.  Method: Dantzig's simplex, with Bland's
+rule against cycles.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,22 +35,49 @@ class Master:
         self._prices: Floats = np.repeat([0.0, limit, 0.0], [n, n, 32])
         self._basis: NDArray[np.int64] = np.zeros(0, np.int64)
         self._parts: Floats = np.zeros(0)
+        self._work: Floats = np.empty((n + 1, 2 * n + 2))       # the inverse of the basis
+        self._updated = np.full(1, -1)                          # pivots since it was made; -1: there is none
 
     def add(self, cost: float, excess: Floats) -> None:
         """Add the plane t <= cost + l . excess."""
         at = self._count
         if at == len(self._prices):
-            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
-            self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
+            self._grow()
         self._columns[at, 0], self._columns[at, 1:], self._prices[at] = 1.0, excess, cost
         self._count += 1
         if not len(self._basis):
             self._basis = np.array([at, *(self.n * int(over > 0) + row for row, over in enumerate(excess))], np.int64)
 
+    def add_all(self, costs: Floats, excess: Floats) -> None:
+        """Add a plane for each of `costs` [planes] and `excess` [planes, multipliers]."""
+        self.add(float(costs[0]), excess[0])
+        at, end = self._count, self._count + len(costs) - 1
+        while end > len(self._prices):
+            self._grow()
+        self._columns[at:end, 0], self._columns[at:end, 1:], self._prices[at:end] = 1.0, excess[1:], costs[1:]
+        self._count = end
+
+    @property
+    def basis(self) -> list[tuple[str, int]]:
+        """The basis of the last solution: ("slack", row), ("over", row) or ("plane", number of the plane)."""
+        n = self.n
+        return [("slack", k) if k < n else ("over", k - n) if k < 2 * n else ("plane", k - 2 * n)
+                for k in self._basis.tolist()]
+
+    def begin_at(self, basis: Sequence[tuple[str, int]]) -> None:
+        """Begin the next solution at a basis, which has to be feasible."""
+        offset = {"slack": 0, "over": self.n, "plane": 2 * self.n}
+        self._basis = np.array([offset[kind] + number for kind, number in basis], np.int64)
+        self._updated[0] = -1
+
+    def _grow(self) -> None:
+        self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+        self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
+
     def solve(self) -> tuple[float, Floats]:
         """(t, multipliers [n]): what the planes promise at most, and where."""
         dual, self._parts = simplex(self._columns[:self._count], self._prices[:self._count], self._basis, TOLERANCE,
-                                    50 * (self.n + 2))
+                                    50 * (self.n + 2), self._work, self._updated)
         return float(dual[0]), np.clip(-dual[1:], 0.0, self.limit)
 
     def shares(self) -> list[tuple[int, float]]:

@@ -26,9 +26,10 @@ def least_columns(const int64_t[::1] first not None, const double[::1] reduced n
 @cython.wraparound(False)
 def shortest(const int32_t[::1] classes not None, const double[::1] start not None, const int64_t[::1] first not None,
              const double[::1] cost not None, const int64_t[:, ::1] memory not None,
-             const double[::1] multipliers not None):
+             const double[::1] multipliers not None, const uint8_t[:, ::1] closed=None):
     """The path of the least reduced seconds: (reduced seconds, columns i64 [stages], seconds, bytes i64 [scarce]).  If
-    there is no path, seconds are infinite, and the columns None.
+    there is no path, seconds are infinite, and the columns None.  `closed` [stages + 1, states]: where it is not 0, no
+    path is in the state before the stage, or after the last one.
 
     Columns first[g] .. first[g + 1] - 1 are those of the group g = (class * states + before) * states + after.
     """
@@ -37,6 +38,7 @@ def shortest(const int32_t[::1] classes not None, const double[::1] start not No
     cdef int64_t column
     cdef int32_t number
     cdef double through, best, total
+    cdef bint is_closed = closed is not None
     least_, chosen_ = np.empty(first.shape[0] - 1), np.empty(first.shape[0] - 1, np.int64)
     reached_, earlier_ = np.empty((2, states)), np.empty((n, states), np.int32)
     path_, bytes_ = np.empty(n, np.int64), np.zeros(rows, np.int64)
@@ -55,11 +57,14 @@ def shortest(const int32_t[::1] classes not None, const double[::1] start not No
                     best, chosen[group] = through, column
             least[group] = best
         for after in range(states):
-            reached[0, after] = start[after]
+            reached[0, after] = INFINITY if is_closed and closed[0, after] else start[after]
         for stage in range(n):
             number = classes[stage]
             for after in range(states):
                 best, earlier[stage, after] = INFINITY, 0
+                if is_closed and closed[stage + 1, after]:
+                    reached[1 - (stage & 1), after] = INFINITY
+                    continue
                 for before in range(states):
                     through = reached[stage & 1, before] + least[(number * states + before) * states + after]
                     if through < best:
@@ -119,24 +124,49 @@ cdef bint inverted(const double[:, ::1] planes, const int64_t[::1] basis, double
 cdef enum:
     MOST_UPDATES = 20
 
+cdef double EXACT = 1e-9    # the most by which the equations of a basis may be missed
+
+
+@cython.boundscheck(False)
+@cython.wraparound(False)
+cdef bint is_exact(const double[:, ::1] planes, const double[::1] prices, const int64_t[::1] basis,
+                   const double[::1] dual, const double[::1] have) noexcept nogil:
+    # Whether the parts `have` and the duals solve the equations of a basis.
+    cdef Py_ssize_t n = basis.shape[0], i, k
+    cdef double missed
+    for i in range(n):
+        missed = -<double>(i == 0)
+        for k in range(n):
+            missed += planes[basis[k], i] * have[k]
+        if not fabs(missed) <= EXACT:
+            return False
+    for k in range(n):
+        missed = prices[basis[k]]
+        for i in range(n):
+            missed -= dual[i] * planes[basis[k], i]
+        if not fabs(missed) <= EXACT * (1 + fabs(prices[basis[k]])):
+            return False
+    return True
+
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
 def simplex(const double[:, ::1] planes not None, const double[::1] prices not None, int64_t[::1] basis not None,
-            double tolerance, Py_ssize_t most):
+            double tolerance, Py_ssize_t most, double[:, ::1] work not None, int64_t[::1] updated not None):
     """(duals f64 [rows], parts f64 [rows]) after a revised simplex: minimise prices . x where planes.T @ x is
-    (1, 0, ..) and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.
+    (1, 0, ..) and x >= 0.  `basis` [rows] has to be feasible, and changes in place; `parts` are its values.  `work`
+    [rows, 2 * rows]: the inverse of the basis, from the column `rows` on; `updated` [1]: the pivots since it was made,
+    below 0 if there is none.  Both are those of the call before.
 
     The column of `planes` [columns, rows] with the least reduced price enters the basis; after `most` pivots the first
     column of negative reduced price, by Bland's rule; after twice as many pivots the simplex ends.  The inverse of the
-    basis is updated after a pivot, and made anew after `MOST_UPDATES` pivots and at the end.
+    basis is updated after a pivot, and made anew after `MOST_UPDATES` pivots, and where the result is not exact.
     """
-    cdef Py_ssize_t n = basis.shape[0], m = prices.shape[0], pivot, i, k, enter, leave, updates = 0
-    cdef bint is_inverse = False, is_updated = False
+    cdef Py_ssize_t n = basis.shape[0], m = prices.shape[0], pivot, i, k, enter, leave, updates = updated[0]
+    cdef bint is_inverse = updates >= 0
     cdef double reduced, lowest, ratio, least, part
-    work_, dual_, change_, have_ = np.empty((n, 2 * n)), np.zeros(n), np.empty(n), np.empty(n)
+    dual_, change_, have_ = np.zeros(n), np.empty(n), np.empty(n)
     in_ = np.zeros(m, np.uint8)
-    cdef double[:, ::1] work = work_
     cdef double[::1] dual = dual_, change = change_, have = have_
     cdef uint8_t[::1] inside = in_
     with nogil:
@@ -146,7 +176,7 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
             if not is_inverse:
                 if not inverted(planes, basis, work):
                     break
-                is_inverse, is_updated, updates = True, False, 0
+                is_inverse, updates = True, 0
             for i in range(n):
                 dual[i], have[i] = 0.0, max(work[i, n], 0.0)
                 for k in range(n):
@@ -165,9 +195,9 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
                     if pivot >= most:
                         break
             if enter < 0:
-                if not is_updated:
+                if not updates or is_exact(planes, prices, basis, dual, have):
                     break
-                is_inverse = False      # the basis is optimal, unless updates have made the inverse inexact
+                is_inverse = False      # the basis may not be optimal: updates have made the inverse inexact
                 continue
             least, leave = INFINITY, -1
             for k in range(n):
@@ -185,7 +215,7 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
             inside[basis[leave]], inside[enter] = 0, 1
             basis[leave] = enter
             updates += 1
-            is_inverse, is_updated = updates < MOST_UPDATES and fabs(change[leave]) > 1e-6, True
+            is_inverse = updates < MOST_UPDATES and fabs(change[leave]) > 1e-6
             if is_inverse:
                 for k in range(n):
                     part = change[k] / change[leave]
@@ -194,4 +224,5 @@ def simplex(const double[:, ::1] planes not None, const double[::1] prices not N
                             work[k, n + i] -= part * work[leave, n + i]
                 for i in range(n):
                     work[leave, n + i] /= change[leave]
+        updated[0] = updates if is_inverse else -1
     return dual_, have_
