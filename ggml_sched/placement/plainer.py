@@ -7,9 +7,10 @@ larger and larger fines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ggml_sched.placement.candidates import Candidates, Found, chains_of, grown
-from ggml_sched.placement.chain import Choice
+from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import fined, joined
 from ggml_sched.placement.tables import Tables
 
@@ -37,6 +38,7 @@ def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
     chains = chains_of(tables, first.cases, first.shared)
     weight = sum(sum(table.weights) for table in tables) * max(device.split for device in devices)
     tried: set[tuple[Choice, ...]] = set()
+    plain, worth = joined(chains), candidates.worth
     fitting = [first]
     for factor in FINES:
         chain = joined([fined(chain, table.states, factor * weight)
@@ -47,7 +49,7 @@ def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
             if solution is None or solution.path is None or solution.path in tried:
                 break
             tried.add(solution.path)
-            found = candidates.plan(tables, chains, solution, first.cases, first.shared)
+            found = candidates.plan(tables, chains, priced(solution, plain, worth), first.cases, first.shared)
             if found.seconds > most:
                 break
             if not any(found.missing):
@@ -55,6 +57,15 @@ def plainer(candidates: Candidates, tables: Sequence[Tables]) -> None:
                 break
             assumed = grown(assumed, found)
     candidates.best = plainest([*fitting, candidates.best or first], candidates.within)
+
+
+def priced(solution: Solution, chain: Chain, worth: tuple[float, ...]) -> Solution:
+    """A solution of a chain with fines as one of `chain`, which has none; `worth`: the multipliers there."""
+    assert solution.path is not None
+    cost = float(chain.start[solution.path[0].state_in]) + sum(
+        float(chain.cost[number][choice.pattern, choice.state_in, choice.state_out])
+        for number, choice in zip(chain.classes, solution.path, strict=True))
+    return replace(solution, cost=cost, bound=0.0, multipliers=worth)
 
 
 def plainest(fitting: Sequence[Found], within: float) -> Found:
