@@ -23,7 +23,7 @@ __all__ = ["FIRST", "LastBounds"]
 
 EFFORTS = {"more": 8, "most": 2}
 """{effort of `solve`: the most cases that are solved once more with this effort}."""
-FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 1 << 26
+FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 3 << 25
 """In a wide search, about how many columns branch and bound tries for a case that is far below the best: in its first
 two turns, in each later turn, and for all cases together after the search."""
 NEARER = 8
