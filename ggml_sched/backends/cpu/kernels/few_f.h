@@ -1,7 +1,29 @@
-/* few_f.h -- weights of f32, f16 and bf16 times at most GS_FEW_F columns: one row of weights at a time.
+/* few_f.h -- weights of f32, f16 and bf16 times at most GS_FEW_F columns, without repacking them.
  *
- * Included by product_loops.h.
+ * Included by product_loops.h.  Up to four columns that fit into L1 are multiplied with one row of weights at a time:
+ * memory is then read in one stream.  With others a few rows are taken together, because reading the columns again for
+ * each row would take longer than multiplying.
  */
+#define SUMS_F (2 * TILE_F)    /* sums, each a vector, for which there are registers           */
+#define MOST_BESIDE 4          /* rows that are taken together                                 */
+#define COLUMN_BYTES 32768     /* of columns that stay in L1 while a row is multiplied with them */
+
+/* Some columns of a tile. */
+typedef struct columns_f {
+    const float *cells;         /* of 16 elements; those of the next 16 come 16 * width floats later */
+    int64_t width;              /* how many columns the whole tile has */
+    float *out[GS_TILE_F];      /* the results */
+} columns_f;
+
+/* The columns from number `column` of a tile on. */
+INLINE columns_f columns_from(const gs_product *of, const char *shared, int64_t group, int64_t tile, int64_t column) {
+    columns_f y = {(const float *)gs_tile_of(of, shared, group, tile) + 16 * column,
+                   gs_width_of(of, gs_columns_of(of, shared, group), tile), {NULL}};
+    for (int64_t c = column; c < y.width; c++)
+        y.out[c - column] = gs_result_at(of, shared, group, tile * GS_TILE_F + c);
+    return y;
+}
+
 INLINE void add_step(const int type, const int N, const int at, const char *w, const float *y, vec acc[][4]) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2;
     UNROLL for (int h = 0; h < STEP_VECS; h++) {
@@ -13,19 +35,14 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
     }
 }
 
-/* Multiplies rows row0 .. row1 - 1 with N columns from `column` on.  The group has `width` columns, all in one tile. */
-INLINE void few_f(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
-                  int64_t row1, int64_t column, int64_t width) {
+/* Multiplies rows row0 .. row1 - 1 of `a` with N columns, at most 4. */
+INLINE void few_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
+                  int64_t row0, int64_t row1) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = 4;
-    const char *a = gs_weights_of(of, shared, group);
-    const float *cells = (const float *)gs_tile_of(of, shared, group, 0) + 16 * column;
-    int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
-    float *out[4];
-    for (int c = 0; c < N; c++)
-        out[c] = gs_result_at(of, shared, group, column + c);
+    int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16, width = columns->width;
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
-        const float *y = cells;
+        const float *y = columns->cells;
         vec acc[4][4];
         int64_t b = 0;
         UNROLL for (int c = 0; c < N; c++)
@@ -48,29 +65,106 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
             vec sum = VEC_ADD(acc[c][0], acc[c][1]);
             if (n_acc == 4)
                 sum = VEC_ADD(sum, VEC_ADD(acc[c][2], acc[c][3]));
-            out[c][row] = VEC_TOTAL(sum);
+            columns->out[c][row] = VEC_TOTAL(sum);
         }
     }
 }
 
-/* At most four columns have registers for their sums.  With more columns, eight rows are taken at a time, so that they
- * are still in the cache when the next four columns are multiplied with them. */
+/* Adds the products of 16 elements of R rows with N columns, of which the last is column number `last`. */
+INLINE void add_beside(const int type, const int R, const int N, const char *const *p, const float *y, int64_t last,
+                       vec acc[][GS_TILE_F]) {
+    const int element = type == GS_TYPE_F32 ? 4 : 2;
+    UNROLL for (int h = 0; h < STEP_VECS; h++) {
+        vec w[MOST_BESIDE];
+        UNROLL for (int r = 0; r < R; r++)
+            w[r] = VEC_WEIGHTS(type, p[r] + h * LANES * element);
+        UNROLL for (int c = 0; c < N; c++) {
+            vec x = VEC_LOAD(y + (c == N - 1 ? last : c) * 16 + h * LANES);
+            UNROLL for (int r = 0; r < R; r++)
+                acc[r][c] = VEC_FMA(w[r], x, acc[r][c]);
+        }
+    }
+}
+
+/* The same as few_f for more columns: N, or N - 1, of which the last is then computed twice. */
+INLINE void beside_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
+                     int64_t n, int64_t row0, int64_t row1) {
+    const int element = type == GS_TYPE_F32 ? 4 : 2, R = SUMS_F / N < MOST_BESIDE ? SUMS_F / N : MOST_BESIDE;
+    int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
+    for (int64_t row = row0; row < row1; row += R) {
+        const char *p[MOST_BESIDE];
+        const float *y = columns->cells;
+        vec acc[MOST_BESIDE][GS_TILE_F];
+        UNROLL for (int r = 0; r < R; r++) {
+            p[r] = a + (row + r < row1 ? row + r : row1 - 1) * stride;
+            UNROLL for (int c = 0; c < N; c++)
+                acc[r][c] = VEC_ZERO;
+        }
+        for (int64_t b = 0; b < whole; b++, y += 16 * columns->width) {
+            UNROLL for (int r = 0; r < R; r++)
+                PREFETCH_STREAM(p[r]);
+            add_beside(type, R, N, p, y, n - 1, acc);
+            UNROLL for (int r = 0; r < R; r++)
+                p[r] += 16 * element;
+        }
+        if (rest) {
+            char room[MOST_BESIDE][16 * sizeof(float)] = {{0}};
+            UNROLL for (int r = 0; r < R; r++) {
+                memcpy(room[r], p[r], (size_t)rest * element);
+                p[r] = room[r];
+            }
+            add_beside(type, R, N, p, y, n - 1, acc);
+        }
+        UNROLL for (int c = 0; c < N; c++)
+            UNROLL for (int r = 0; r < R; r++)
+                if (c < n && row + r < row1)
+                    columns->out[c][row + r] = VEC_TOTAL(acc[r][c]);
+    }
+}
+
+/* Multiplies rows with n columns, at most TILE_F. */
+INLINE void rows_times(const int type, const gs_product *of, const char *a, const columns_f *columns, int64_t n,
+                       int64_t row0, int64_t row1) {
+    int fit = n * of->k * (int64_t)sizeof(float) <= COLUMN_BYTES;
+    switch (n) {
+    case 1: few_f(type, 1, of, a, columns, row0, row1); return;
+    case 2: few_f(type, 2, of, a, columns, row0, row1); return;
+    case 3:
+        if (fit)
+            few_f(type, 3, of, a, columns, row0, row1);
+        else
+            beside_f(type, 4, of, a, columns, n, row0, row1);
+        return;
+    case 4:
+        if (fit)
+            few_f(type, 4, of, a, columns, row0, row1);
+        else
+            beside_f(type, 4, of, a, columns, n, row0, row1);
+        return;
+#if TILE_F == 12
+    case 7: case 8: beside_f(type, 8, of, a, columns, n, row0, row1); return;
+    case 9: case 10: beside_f(type, 10, of, a, columns, n, row0, row1); return;
+    case 11: case 12: beside_f(type, 12, of, a, columns, n, row0, row1); return;
+#endif
+    default: beside_f(type, 6, of, a, columns, n, row0, row1);
+    }
+}
+
+/* Where columns are multiplied one part after another, twelve rows are taken at a time, so that these are still in the
+ * cache for the next part. */
 #define FEW_F(TYPE, type) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
-        int64_t columns = gs_columns_of(of, shared, group), some = columns <= 4 ? row1 - row0 : 8; \
-        for (int64_t row = row0; row < row1; row += some) { \
-            int64_t end = row1 - row < some ? row1 : row + some, c = 0; \
-            for (; c + 4 <= columns; c += 4) \
-                few_f(GS_TYPE_##TYPE, 4, of, shared, group, row, end, c, columns); \
-            switch (columns - c) { \
-            case 3: few_f(GS_TYPE_##TYPE, 3, of, shared, group, row, end, c, columns); break; \
-            case 2: few_f(GS_TYPE_##TYPE, 2, of, shared, group, row, end, c, columns); break; \
-            case 1: few_f(GS_TYPE_##TYPE, 1, of, shared, group, row, end, c, columns); break; \
-            default: break; \
+        const char *a = gs_weights_of(of, shared, group); \
+        int64_t n = gs_columns_of(of, shared, group), some = n <= TILE_F ? row1 - row0 : 12; \
+        for (int64_t row = row0; row < row1; row += some) \
+            for (int64_t from = 0, now; from < n; from += now) { \
+                columns_f columns = columns_from(of, shared, group, from / GS_TILE_F, from % GS_TILE_F); \
+                now = n - from < TILE_F ? n - from : TILE_F; \
+                rows_times(GS_TYPE_##TYPE, of, a, &columns, now, row, row1 - row < some ? row1 : row + some); \
             } \
-        } \
     }
 
 FEW_F(F32, f32)
 FEW_F(F16, f16)
 FEW_F(BF16, bf16)
+#undef FEW_F
