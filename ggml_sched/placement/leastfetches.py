@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ggml_sched._graph import Tensor
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.facts import Facts, is_resident
 
@@ -93,20 +94,23 @@ class LeastFetches:
 
 def seconds_beside(facts: Facts, names: Collection[str], devices: Sequence[Device]) -> float | None:
     """The most seconds of computing while a store reads experts of the weights `names`: of the nodes between those that
-    choose and those that read them, in their order, each on the slowest device.  None where a layer chooses before the
-    last one has read, or rows of a weight are read between, which a store may do."""
+    choose and those that read them, in their order, each on the slowest device.  Weights from which the same numbers
+    choose are all in slots if there is one device; of several devices others may compute with all but the last of them.
+    None where a layer chooses before the last one has read, or rows of a weight are read between, which a store may do.
+    """
     at = {node: i for i, node in enumerate(facts.nodes)}
     taken = np.max([facts.seconds(device) for device in devices], 0)
-    seen = set()
-    total, last = 0.0, -1
+    readers: dict[Tensor, list[int]] = {}
     for i, node in enumerate(facts.nodes):
-        if node.op != "MUL_MAT_ID" or node.src[0].root.name not in names or node.src[2] in seen:
-            continue
-        seen.add(node.src[2])
-        first = at.get(node.src[2].root, -1)
-        between = facts.nodes[first + 1 : i]
-        if first < last or any(other.op == "GET_ROWS" and is_resident(other.src[0].root) for other in between):
+        if node.op == "MUL_MAT_ID" and node.src[0].root.name in names:
+            readers.setdefault(node.src[2], []).append(i)
+    total, last = 0.0, -1
+    for ids, found in readers.items():
+        first = at.get(ids.root, -1) + 1
+        until = found[0] if len(devices) == 1 else found[-1]
+        between = facts.nodes[first:until]
+        if first <= last or any(other.op == "GET_ROWS" and is_resident(other.src[0].root) for other in between):
             return None
-        total += float(taken[first + 1 : i].sum())
-        last = i
+        total += float(taken[first:until].sum())
+        last = until
     return total

@@ -160,6 +160,16 @@ def test_the_same_on_two_devices(speed: float) -> None:
     assert fit.seconds <= best * 1.5
 
 
+@pytest.mark.parametrize("bandwidth", [1e8, 2e8])
+def test_the_bound_counts_that_a_device_computes_with_a_weight_of_a_bank_while_another_one_is_read(
+        bandwidth: float) -> None:
+    """`up0` on the GPU, and `down0` in slots: its experts are known before the product with `up0`."""
+    graph = mixture(n_experts=8, n_used=1, width=128, wide=128)
+    given = [gs.Device("GPU", 535_000, bandwidth, 1e12), host(225_000, gs.Link(1e8, 1e-6), bandwidth=bandwidth)]
+    fit = gs.fit([graph], given, LINK)
+    assert 0 < fit.bound <= fit.rules_bound <= min(every_placement(graph, given)) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_least_seconds_are_below_every_division_of_the_bytes(seed: int) -> None:
     rng = random.Random(seed)
@@ -198,6 +208,12 @@ def test_what_computes_beside_reads_of_experts_lies_between_the_choice_and_the_p
     names = set(by_expert([reads(graph)]))
     assert names == {f"{what}{k}" for what in ("up", "down") for k in range(3)}
     assert seconds_beside(found, names, [given]) == 0
+    # Of two devices one may compute with `up` while experts of `down` are read, on the slower of both.
+    slow = given.replace(name="GPU", host=False, bandwidth=1e9)
+    taken = dict(zip(found.nodes, found.seconds(slow), strict=True))
+    ups = [node for node in found.nodes if node.op == "MUL_MAT_ID"][::2]
+    expected = sum(taken[node] + taken[found.nodes[found.nodes.index(node) + 1]] for node in ups)
+    assert seconds_beside(found, names, [slow, given]) == pytest.approx(expected)
     ctx = gs.Context()
     with gs.Context() as scratch:
         plain = scratch.tensor("f32", (64, 64, 4))
