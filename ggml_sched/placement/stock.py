@@ -163,8 +163,9 @@ def stock(fit: Fit, names: Mapping[str, str] | None = None,
     if max(fit.models, default=0) > 0:
         raise PlacementError(f"{1 + max(fit.models)} models were placed together: call fit.model(k).llama_cpp()")
     if fit.fetching is not None:
-        raise PlacementError(f"llama.cpp cannot fetch {fit.fetching.nbytes} bytes of weights in each evaluation, as "
-                             "this placement does")
+        stored = sum(entry.nbytes for entry in fit.placed if entry.fetched)
+        raise PlacementError(f"llama.cpp cannot fetch what an evaluation reads of {stored} bytes of weights in a file, "
+                             "as this placement does")
     from ggml_sched.placement.fit import Refit, Refits
 
     called = _called(fit, names or {})

@@ -379,6 +379,10 @@ def test_the_answer_says_what_is_read_and_what_it_assumes(large: gs.Fit) -> None
     again = pickle.loads(pickle.dumps(large))
     assert again == large and str(again) == text
     assert large.model(0) == large
+    stored = large.memory[0].fetched
+    assert stored > 20 * GIB
+    with pytest.raises(gs.PlacementError, match=f"llama.cpp cannot fetch what an evaluation reads of {stored} bytes"):
+        large.llama_cpp()
     drawn = large.to_svg(json.loads(large.to_json()))
     assert drawn.count("experts") >= 2
 
