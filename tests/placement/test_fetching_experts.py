@@ -242,6 +242,18 @@ def test_weights_that_are_read_otherwise_have_no_slots() -> None:
     with gs.Context() as ctx:
         one = ctx.mul_mat(ctx.view_2d(up, 64, 96, up.nb[1]), ctx.tensor("f32", (64, 1), "z", input=True))
         assert by_expert([reads(gs.Graph(graph.nodes[-1], one))]) == {}
+        product = next(node for node in graph.nodes if node.op == "MUL_MAT_ID")
+        part = ctx.view_3d(up, 64, 96, 2, up.nb[1], up.nb[2])
+        assert by_expert([reads(gs.Graph(ctx.mul_mat_id(part, product.src[1], product.src[2])))]) == {}
+    with gs.Context() as ctx:
+        assert by_expert([reads(chosen_from(ctx, [1]))]) == {}, "its only expert is always needed"
+
+
+def test_there_are_slots_for_what_one_node_uses_and_at_most_for_each_expert() -> None:
+    slots = Slots(Store("file"), by_expert([reads(mixture(layers=2, tokens=3, n_used=1)), reads(mixture(layers=2))]))
+    assert (slots.fewest, slots.n_experts, slots.n_slots) == (3, 8, 3)
+    size = slots.slot_nbytes
+    assert [slots.within(room) for room in (-1, 0, 4 * size - 1, 4 * size, 1 << 50)] == [3, 3, 3, 4, 8]
 
 
 def chosen_from(ctx: gs.Context, counts: Sequence[int], n_ids: int = 1, rows: bool = False) -> gs.Graph:
