@@ -166,3 +166,15 @@ def test_logits_of_all_tokens_take_no_slots(tmp_path: Path) -> None:
             assert model.slots.n_slots == slots.n_slots
             model.eval(PROMPT, last_only=True)
             assert sum(on.total for on in model.memory().values()) <= 11_200_000
+
+
+def test_graphs_are_left_out_where_they_take_slots_even_if_fewer_remain_than_the_fit_has(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(7, **{**SIZES, "n_vocab": 30_000}))
+    graphs = llama.model_graphs(path, 64, 8, kv_type="f16")
+    fit = gs.fit(graphs, [gs.Device("CPU", 11_200_000, 1e10, 1e11, host=True, fetch=DISK)])
+    with gs.CpuBackend(1, name="CPU") as host, llama.load(path, [host], place=fit) as model:
+        # Work memory of real kernels takes a slot or two; logits of all tokens of a batch would take five.
+        assert 0 < fit.fetching.slots.n_slots - model.slots.n_slots <= 2
+        model.eval(PROMPT, last_only=True)
+        assert sum(on.total for on in model.memory().values()) <= 11_200_000
