@@ -71,8 +71,8 @@ def test_generated_text_is_llama_cpps_up_to_the_first_close_choice(model):
         model.reset()
         generation = model.generate(entry["text"], len(entry["tokens"]))
         text = generation.read()
-        pairs = zip(generation.tokens, entry["tokens"], strict=True)
-        n = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(entry["tokens"]))
+        pairs = zip(generation.tokens, entry["tokens"], strict=False)       # it may end at a close choice
+        n = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(generation.tokens))
         assert n == len(entry["tokens"]) or entry["leads"][n] < LEAD
         assert text.startswith(model.tokenizer.decode(entry["tokens"][:n], continuing=True).rstrip("\ufffd"))
         equal += n
