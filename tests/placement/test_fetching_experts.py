@@ -19,11 +19,12 @@ from ggml_sched.backends.store.rows import fits, rows_size
 from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
-from ggml_sched.placement.fetching import Fetches, disk_of
+from ggml_sched.placement.fetching import Fetches, FetchingTrials, disk_of
 from ggml_sched.placement.leastfetches import Curve, LeastFetches, seconds_beside
 from ggml_sched.placement.residency import reads_of
 from ggml_sched.placement.slots import Slots, by_expert, can_have_slots
 from ggml_sched.placement.trials import Trials
+from ggml_sched.planning.program import Fetch, FetchExperts
 
 pytestmark = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
 
@@ -445,6 +446,18 @@ def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host() -> N
     name = next(entry.name for entry in fit.placed if entry.device == 0 and "_exps" in entry.name)
     assert "on CPU all together would take" in fit.explain(name)
     assert "on GPU all together would take" in fit.explain(fit.fetching.slots.names[0])
+
+
+def test_experts_that_come_to_the_host_in_a_trial_are_read_one_by_one() -> None:
+    given = [gs.Device("GPU", GIB, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
+    model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
+    before = {**dict.fromkeys(model.sizes, 1), "up0": 0}
+    for slotted, kinds in ((("down0",), {FetchExperts}), ((), {Fetch})):
+        trial = FetchingTrials(model, LINK, before, [] if slotted else ["down0"], slotted).run({**before, "up0": 1})
+        steps = [step for step in trial.plans[0].program.steps if isinstance(step, (Fetch, FetchExperts))]
+        assert {type(step) for step in steps} == kinds
+        read = {i for step in steps for i in getattr(step, "weights", (step.tensor,))}
+        assert {trial.plans[0].graph.tensors[i].name for i in read} == {"up0", "down0"}
 
 
 def test_a_node_that_reads_experts_in_slots_is_on_the_host_whatever_a_search_has_assigned() -> None:
