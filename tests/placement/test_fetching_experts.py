@@ -448,6 +448,15 @@ def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host() -> N
     assert "on GPU all together would take" in fit.explain(fit.fetching.slots.names[0])
 
 
+def test_a_placement_that_another_device_lacks_room_for_is_none() -> None:
+    given = [gs.Device("GPU", 1000, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
+    model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
+    fetches, residents = Fetches(model, LINK), dict.fromkeys(model.sizes, 1)
+    assert fetches.place(residents, None) is not None and fetches.least_bytes(residents, None) is not None
+    residents["first"] = 0
+    assert fetches.place(residents, None) is None and fetches.least_bytes(residents, None) is None
+
+
 def test_experts_that_come_to_the_host_in_a_trial_are_read_one_by_one() -> None:
     given = [gs.Device("GPU", GIB, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
     model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
