@@ -104,8 +104,7 @@ def bound_from(problem: Problem, best: Bound, known: Sequence[Relaxation], memor
     """Raise `best` nearly to the best bound over all multipliers, with the planes of `known` paths to begin with, and
     return it; a new infinite bound if it is proven that no path fits.  It ends as soon as the bound reaches `stop`, or
     where it can rise by at most the part `close`, or cannot reach `wanted`.  `memory`: the bytes of the known paths
-    [paths, budgets]; `closed`: see `relax`; `basis`: where the master
-    problem begins, with numbers of known paths."""
+    [paths, budgets]; `closed`: see `relax`; `basis`: where the master problem begins, with numbers of known paths."""
     n, met = len(problem.budget), list(known)
     seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
     master = Master(n, STEEPEST)

@@ -4,9 +4,9 @@
  * memory is then read in one stream.  With others a few rows are taken together, because reading the columns again for
  * each row would take longer than multiplying.
  */
-#define SUMS_F (2 * TILE_F)    /* sums, each a vector, for which there are registers           */
-#define MOST_BESIDE 4          /* rows that are taken together                                 */
-#define COLUMN_BYTES 32768     /* of columns that stay in L1 while a row is multiplied with them */
+#define SUMS_F (2 * TILE_F)    /* sums, each a vector, for which there are registers            */
+#define MOST_BESIDE 4          /* rows that are taken together                                  */
+#define COLUMN_BYTES 32768     /* of columns that stay in L1 while rows are multiplied with them */
 
 /* Some columns of a tile. */
 typedef struct columns_f {
@@ -125,22 +125,15 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
 /* Multiplies rows with n columns, at most TILE_F. */
 INLINE void rows_times(const int type, const gs_product *of, const char *a, const columns_f *columns, int64_t n,
                        int64_t row0, int64_t row1) {
-    int fit = n * of->k * (int64_t)sizeof(float) <= COLUMN_BYTES;
+    if (n > 2 && n <= 4 && n * of->k * (int64_t)sizeof(float) > COLUMN_BYTES) {
+        beside_f(type, 4, of, a, columns, n, row0, row1);
+        return;
+    }
     switch (n) {
     case 1: few_f(type, 1, of, a, columns, row0, row1); return;
     case 2: few_f(type, 2, of, a, columns, row0, row1); return;
-    case 3:
-        if (fit)
-            few_f(type, 3, of, a, columns, row0, row1);
-        else
-            beside_f(type, 4, of, a, columns, n, row0, row1);
-        return;
-    case 4:
-        if (fit)
-            few_f(type, 4, of, a, columns, row0, row1);
-        else
-            beside_f(type, 4, of, a, columns, n, row0, row1);
-        return;
+    case 3: few_f(type, 3, of, a, columns, row0, row1); return;
+    case 4: few_f(type, 4, of, a, columns, row0, row1); return;
 #if TILE_F == 12
     case 7: case 8: beside_f(type, 8, of, a, columns, n, row0, row1); return;
     case 9: case 10: beside_f(type, 10, of, a, columns, n, row0, row1); return;
