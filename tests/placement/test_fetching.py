@@ -12,11 +12,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from dry_file_store import DryFileStore
 from small_models import devices, layered, sized
 
 import ggml_sched as gs
 from ggml_sched.backends.store.files import ROOM
-from ggml_sched.backends.store.rows import fits, rows_size
+from ggml_sched.backends.store.rows import fits
 from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.fetching import Fetches, disk_of
@@ -25,16 +26,6 @@ from ggml_sched.placement.trials import Trials
 LINK = gs.Link(5e8, 1e-6)
 GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 GIB = 1 << 30
-
-
-class Store(gs.DryStore):
-    """A FileStore without files."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, ROOM, 64, supports_op=lambda node: not node.computes or fits(node))
-
-    def work_size(self, nodes: Sequence[gs.Tensor]) -> int:
-        return rows_size(nodes, ROOM)
 
 
 def with_disk(given: Sequence[gs.Device], fetch: gs.Link | None, part: float | None = None,
@@ -50,7 +41,7 @@ def every_fetching_placement(graphs: Sequence[gs.Graph], weights: Sequence[float
     host, disk = len(ordered) - 1, disk_of(ordered)
     backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
     backends[host].concurrent_copies = True
-    store = Store(disk.name)
+    store = DryFileStore(disk.name)
     copies = [graphfile.graph_from_dict(graphfile.graph_to_dict(graph)) for graph in graphs]
     residents = [{t.name: t for t in copy.tensors if t.resident and t.view_src is None} for copy in copies]
     names = list(dict.fromkeys(name for named in residents for name in named))

@@ -11,11 +11,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from dry_file_store import DryFileStore
 
 import ggml_sched as gs
 from ggml_sched.backends.store import has_slots
 from ggml_sched.backends.store.files import ROOM
-from ggml_sched.backends.store.rows import fits, rows_size
+from ggml_sched.backends.store.rows import fits
 from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
@@ -32,16 +33,6 @@ GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 GIB = 1 << 30
 LINK = gs.Link(5e8, 1e-6)
 UNUSED = 1 << 40
-
-
-class Store(gs.DryStore):
-    """A FileStore without files."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, ROOM, 64, supports_op=lambda node: not node.computes or fits(node))
-
-    def work_size(self, nodes: Sequence[gs.Tensor]) -> int:
-        return rows_size(nodes, ROOM)
 
 
 def mixture(layers: int = 1, tokens: int = 1, n_experts: int = 4, n_used: int = 2, width: int = 64,
@@ -98,7 +89,7 @@ def every_placement(graph: gs.Graph, ordered: Sequence[gs.Device]) -> Iterator[f
     last, disk = len(ordered) - 1, disk_of(ordered)
     backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
     backends[last].concurrent_copies = True
-    store = Store(disk.name)
+    store = DryFileStore(disk.name)
     copy = graphfile.graph_from_dict(graphfile.graph_to_dict(graph))
     residents = {t.name: t for t in copy.tensors if t.resident and t.view_src is None}
     experts = by_expert([[*reads_of(copy.nodes, residents, fits)]])
@@ -251,7 +242,8 @@ def test_weights_that_are_read_otherwise_have_no_slots() -> None:
 
 
 def test_there_are_slots_for_what_one_node_uses_and_at_most_for_each_expert() -> None:
-    slots = Slots(Store("file"), by_expert([reads(mixture(layers=2, tokens=3, n_used=1)), reads(mixture(layers=2))]))
+    graphs = (mixture(layers=2, tokens=3, n_used=1), mixture(layers=2))
+    slots = Slots(DryFileStore("file"), by_expert([reads(graph) for graph in graphs]))
     assert (slots.fewest, slots.n_experts, slots.n_slots) == (3, 8, 3)
     size = slots.slot_nbytes
     assert [slots.within(room) for room in (-1, 0, 4 * size - 1, 4 * size, 1 << 50)] == [3, 3, 3, 4, 8]
