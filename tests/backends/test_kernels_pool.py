@@ -257,18 +257,32 @@ def test_closing_while_another_thread_computes_waits_for_it():
     assert not thread.is_alive() and (not ended or "closed" in ended[0])
 
 
+HERE = Path(__file__).resolve().parent
+KERNELS, INCLUDE = HERE.parents[1] / "ggml_sched/backends/cpu/kernels", HERE.parents[1] / "include"
+
+
+def compile_with_pool(source: Path, to: Path, *options: str) -> None:
+    if not sys.platform.startswith("linux") or shutil.which("gcc") is None or not INCLUDE.exists():
+        pytest.skip("needs Linux, GCC and the source tree")
+    subprocess.run(["gcc", "-O1", "-g", "-std=gnu11", *options, f"-I{KERNELS}", f"-I{INCLUDE}", "-o", to, source,
+                    KERNELS / "pool.c", "-pthread"], check=True, capture_output=True)
+
+
+def test_other_threads_take_the_share_of_one_that_is_slow(tmp_path):
+    compile_with_pool(HERE / "pool_shares.c", tmp_path / "shares")
+    done = subprocess.run([tmp_path / "shares"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_thread_sanitizer_sees_no_race(tmp_path):
     """Four threads run, stop, query the pool and change its number of threads."""
-    here = Path(__file__).resolve().parent
-    kernels, include = here.parents[1] / "ggml_sched/backends/cpu/kernels", here.parents[1] / "include"
-    if not sys.platform.startswith("linux") or shutil.which("gcc") is None or not include.exists():
-        pytest.skip("needs Linux, GCC and the source tree")
-    command = ["gcc", "-O1", "-g", "-std=gnu11", "-fsanitize=thread", f"-I{kernels}", f"-I{include}", "-o"]
     (tmp_path / "empty.c").write_text("int main(void) { return 0; }")
-    subprocess.run([*command, "empty", "empty.c"], cwd=tmp_path, capture_output=True)
-    if not (tmp_path / "empty").exists() or subprocess.run([tmp_path / "empty"], capture_output=True).returncode:
+    try:
+        compile_with_pool(tmp_path / "empty.c", tmp_path / "empty", "-fsanitize=thread")
+        subprocess.run([tmp_path / "empty"], capture_output=True, check=True)
+    except subprocess.CalledProcessError:
         pytest.skip("this GCC has no thread sanitizer, or it does not run here")
-    subprocess.run([*command, "races", here / "pool_races.c", kernels / "pool.c", "-pthread"], cwd=tmp_path, check=True)
+    compile_with_pool(HERE / "pool_races.c", tmp_path / "races", "-fsanitize=thread")
     done = subprocess.run([tmp_path / "races"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
 

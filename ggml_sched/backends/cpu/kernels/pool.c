@@ -1,8 +1,10 @@
 /* pool.c -- see pool.h.
  *
- * One word, `next`, describes the present call: its number in the upper half, how many of its parts are unclaimed in
- * the lower.  A thread claims a part by a compare-and-swap of that word, so a late claim for an earlier call fails.
- * Between a claim and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
+ * The parts of a call are divided among the threads: each has a range of parts that follow one another, so it reads
+ * memory in order, and the same memory each time that a call runs.  A thread claims the first part of its own range;
+ * when that is empty, the last part of another one.  One word holds the unclaimed parts of a range, and a claim is a
+ * compare-and-swap of that word, so a claim that is late takes a part of the present call or fails.  Between a claim and
+ * its report in `done`, `call` stays valid, because the caller waits until all parts are done.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -24,10 +26,17 @@
 #define STACK_BYTES (512 << 10)
 #define CACHE_LINE 128          /* bytes between words of different threads, against false sharing */
 
+/* A thread of a crew; the caller of gs_pool_run has seat 0. */
+typedef struct seat {
+    _Alignas(CACHE_LINE) _Atomic uint64_t range;    /* unclaimed parts of the present call: range_of(...) */
+    struct crew *crew;
+    int32_t number;                 /* index of the seat: chooses the thread's scratch */
+    pthread_t thread;
+} seat;
+
 /* The threads of a pool and all that they share.  A new crew is made whenever threads are started.  A forked child
  * reads only `owner` of its parent's crew, because the parent's threads and locks are of no use there. */
 typedef struct crew {
-    _Alignas(CACHE_LINE) _Atomic uint64_t next;
     _Alignas(CACHE_LINE) _Atomic int32_t done;      /* parts of the present call that are done */
     _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
     _Alignas(CACHE_LINE) _Atomic int32_t asleep;    /* number of threads that sleep  */
@@ -42,13 +51,8 @@ typedef struct crew {
     pthread_cond_t all_done;
     pid_t owner;                    /* process that started the threads */
     int32_t n;                      /* how many threads were started */
-    pthread_t thread[];
+    seat seat[];                    /* n + 1 */
 } crew;
-
-typedef struct seat {
-    crew *crew;
-    int32_t number;                 /* from 1 on: chooses the thread's scratch; the caller has 0 */
-} seat;
 
 /* One thread at a time holds the pool; only the holder accesses n_threads and the crew.  A thread that calls
  * gs_pool_run while another holds the pool computes all parts itself. */
@@ -71,6 +75,23 @@ static inline char *scratch_of(const gs_work *work, int32_t number) {
     return work->memory + work->shared + (int64_t)number * work->scratch;
 }
 
+static inline uint64_t range_of(int32_t first, int32_t end) {
+    return (uint64_t)first << 32 | (uint64_t)end;
+}
+
+static inline int32_t first_of(uint64_t range) {
+    return (int32_t)(range >> 32);
+}
+
+static inline int32_t end_of(uint64_t range) {
+    return (int32_t)(uint32_t)range;
+}
+
+static inline int has_parts(seat *of) {
+    uint64_t range = atomic_load(&of->range);
+    return first_of(range) != end_of(range);
+}
+
 static void do_part(crew *c, int32_t part, int32_t number) {
     const gs_call *call = c->call;
     gs_fault fault = {0};
@@ -86,82 +107,90 @@ static void do_part(crew *c, int32_t part, int32_t number) {
         }
         pthread_mutex_unlock(&c->lock);
     }
-    int32_t n_parts = call->n_parts;
-    if (atomic_fetch_add(&c->done, 1) + 1 == n_parts && atomic_load(&c->waiting)) {
+}
+
+static void report(crew *c, int32_t n) {
+    int32_t n_parts = c->call->n_parts;
+    if (atomic_fetch_add(&c->done, n) + n == n_parts && atomic_load(&c->waiting)) {
         pthread_mutex_lock(&c->lock);
         pthread_cond_signal(&c->all_done);
         pthread_mutex_unlock(&c->lock);
     }
 }
 
-/* Claims a part of the present call and runs it; returns 0 if all parts were claimed already. */
-static int take_part(crew *c, int32_t number) {
-    uint64_t next = atomic_load_explicit(&c->next, memory_order_acquire);
-    for (;;) {
-        uint32_t left = (uint32_t)next;
-        if (left == 0)
-            return 0;
-        if (atomic_compare_exchange_weak(&c->next, &next, next - 1)) {
-            do_part(c, c->call->n_parts - (int32_t)left, number);
-            return 1;
-        }
-    }
+/* Claims the first part of a range, or the last; returns -1 if all were claimed already. */
+static inline int32_t claim(seat *of, int last) {
+    uint64_t range = atomic_load_explicit(&of->range, memory_order_acquire);
+    while (first_of(range) != end_of(range))
+        if (atomic_compare_exchange_weak(&of->range, &range,
+                                         last ? range - 1 : range_of(first_of(range) + 1, end_of(range))))
+            return last ? end_of(range) - 1 : first_of(range);
+    return -1;
 }
 
-static void sleep_until_work(crew *c) {
+/* Runs parts of the present call until all are claimed. */
+static void take_parts(crew *c, int32_t number) {
+    int32_t part, own = 0;
+    while ((part = claim(&c->seat[number], 0)) >= 0) {
+        do_part(c, part, number);
+        own++;
+    }
+    if (own > 0)
+        report(c, own);
+    for (int32_t i = 1; i <= c->n; i++)
+        while ((part = claim(&c->seat[(number + i) % (c->n + 1)], 1)) >= 0) {
+            do_part(c, part, number);
+            report(c, 1);
+        }
+}
+
+static void sleep_until_work(crew *c, seat *mine) {
     pthread_mutex_lock(&c->lock);
     atomic_fetch_add(&c->asleep, 1);
-    while ((uint32_t)atomic_load(&c->next) == 0 && !atomic_load(&c->stop))
+    while (!has_parts(mine) && !atomic_load(&c->stop))
         pthread_cond_wait(&c->wake, &c->lock);
     atomic_fetch_sub(&c->asleep, 1);
     pthread_mutex_unlock(&c->lock);
 }
 
 static void *serve(void *given) {
-    seat mine = *(seat *)given;
-    crew *c = mine.crew;
-    free(given);
+    seat *mine = given;
+    crew *c = mine->crew;
     int64_t since = gs_now();
     while (!atomic_load_explicit(&c->stop, memory_order_relaxed)) {
-        if (take_part(c, mine.number)) {
-            while (take_part(c, mine.number))
-                ;
+        if (has_parts(mine)) {
+            take_parts(c, mine->number);
             since = gs_now();
-            continue;
         }
-        for (int i = 0; i < POLLS && (uint32_t)atomic_load_explicit(&c->next, memory_order_relaxed) == 0; i++)
+        for (int i = 0; i < POLLS && !has_parts(mine); i++)
             pause_briefly();
         if (gs_now() - since > SPIN_NS) {
-            sleep_until_work(c);
+            sleep_until_work(c, mine);
             since = gs_now();
         }
     }
     return NULL;
 }
 
-static int start_thread(crew *c, int32_t i) {
-    seat *s = malloc(sizeof(seat));
-    if (s == NULL)
-        return -1;
-    *s = (seat){c, i + 1};
+static int start_thread(crew *c, int32_t number) {
+    seat *s = &c->seat[number];
+    s->crew = c;
+    s->number = number;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    int failed = pthread_create(&c->thread[i], &attributes, serve, s);
+    int failed = pthread_create(&s->thread, &attributes, serve, s);
     pthread_attr_destroy(&attributes);
-    if (failed) {
-        free(s);
-        return -1;
-    }
 #if defined(__linux__)
-    pthread_setname_np(c->thread[i], "ggml-sched-cpu");
+    if (!failed)
+        pthread_setname_np(s->thread, "ggml-sched-cpu");
 #endif
-    return 0;
+    return failed;
 }
 
 /* Starts a crew of up to n threads: fewer if the system refuses one.  NULL if memory ran out. */
 static crew *new_crew(int32_t n) {
-    size_t size = (sizeof(crew) + (size_t)n * sizeof(pthread_t) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    size_t size = sizeof(crew) + ((size_t)n + 1) * sizeof(seat);
     crew *c = aligned_alloc(CACHE_LINE, size);
     if (c == NULL)
         return NULL;
@@ -174,7 +203,7 @@ static crew *new_crew(int32_t n) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (c->n < n && start_thread(c, c->n) == 0)
+    while (c->n < n && start_thread(c, c->n + 1) == 0)
         c->n++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return c;
@@ -185,8 +214,8 @@ static void end_crew(crew *c) {
     atomic_store(&c->stop, 1);
     pthread_cond_broadcast(&c->wake);
     pthread_mutex_unlock(&c->lock);
-    for (int32_t i = 0; i < c->n; i++)
-        pthread_join(c->thread[i], NULL);
+    for (int32_t i = 1; i <= c->n; i++)
+        pthread_join(c->seat[i].thread, NULL);
     pthread_cond_destroy(&c->wake);
     pthread_cond_destroy(&c->all_done);
     pthread_mutex_destroy(&c->lock);
@@ -277,19 +306,24 @@ static void wait_for_others(crew *c, int32_t n_parts) {
 }
 
 static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fault) {
+    int32_t n = c->n + 1, end = 0;
     c->call = call;
     c->time = time;
     c->fault.kind = GS_FAULT_NONE;
     atomic_store(&c->done, 0);
-    uint64_t number = (atomic_load(&c->next) >> 32) + 1;
-    atomic_store(&c->next, number << 32 | (uint32_t)call->n_parts);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t first = end;
+        end = (int32_t)((int64_t)call->n_parts * (i + 1) / n);
+        atomic_store_explicit(&c->seat[i].range, range_of(first, end), memory_order_release);
+    }
+    /* Either this thread sees in `asleep` one that goes to sleep now, or that one sees its range. */
+    atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&c->asleep)) {
         pthread_mutex_lock(&c->lock);
         pthread_cond_broadcast(&c->wake);
         pthread_mutex_unlock(&c->lock);
     }
-    while (take_part(c, 0))
-        ;
+    take_parts(c, 0);
     wait_for_others(c, call->n_parts);
     *fault = c->fault;
 }

@@ -1,8 +1,8 @@
 /* pool.h -- threads that share the parts of calls; the caller of gs_pool_run is one of them.
  *
- * Threads claim parts one at a time from a counter, so a thread that gets no processor claims none, and the others
- * compute its share.  Threads start with the first call that has several parts; between calls they poll for 200
- * microseconds, then sleep.
+ * Each thread claims the parts of its share one at a time, and then those of other threads: so a thread that gets no
+ * processor claims none, and the others compute its share.  Threads start with the first call that has several parts;
+ * between calls they poll for some microseconds, then sleep.
  * After a fork the child's pool starts anew: it neither waits for the parent's threads nor touches their locks.
  */
 #ifndef GGML_SCHED_KERNELS_POOL_H
