@@ -15,7 +15,7 @@
 #include "product.h"
 
 /* An item of work is a range of rows of weights times a range of columns; a part computes one item or several. */
-#define FEW_BYTES (96 << 10)    /* bytes of weights of an item, where a group has few columns                */
+#define FEW_BYTES (48 << 10)    /* bytes of weights of an item, where a group has few columns                */
 #define LEAST_BYTES (16 << 10)  /* the least such bytes of an item that is smaller than that so that items are equal */
 #define MANY_WORK (1 << 20)     /* multiplications of an item, where a group has many columns                */
 #define REPACK 16               /* to repack a row of weights takes as long as to multiply it with so many columns */
