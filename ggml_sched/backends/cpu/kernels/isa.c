@@ -1,10 +1,13 @@
 /* isa.c -- the best instruction set that both the processor and the kernels have; the environment variable
  * GGML_SCHED_ISA can choose a lower one.
  *
- * The variable is read for each node that is compiled, so a test may change it between two graphs.
+ * The variable is read for each node that is compiled, so a test may change it between two graphs.  The processor is
+ * queried once: in a virtual machine each query leaves the machine, and took 10 of the 13 ms for which a token waited
+ * whose graph was compiled anew.
  */
 #include "call.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,32 +63,44 @@ static int has_avxvnni(void) {
 }
 #endif
 
-static enum gs_isa of_processor(void) {
+typedef struct processor {
+    enum gs_isa best;
+    int has_avxvnni;            /* processors with AVX-512 need not have it */
+} processor;
+
+static processor query(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
+    int avxvnni = has_avxvnni();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()))
-        return GS_ISA_PORTABLE;
+        return (processor){GS_ISA_PORTABLE, 0};
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return GS_ISA_AVX512;
-    return has_avxvnni() ? GS_ISA_AVXVNNI : GS_ISA_AVX2;
+        return (processor){GS_ISA_AVX512, avxvnni};
+    return (processor){avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2, avxvnni};
 #elif defined(__aarch64__) && defined(__GNUC__)
-    return has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
+    return (processor){has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON, 0};
 #else
-    return GS_ISA_PORTABLE;
+    return (processor){GS_ISA_PORTABLE, 0};
 #endif
 }
 
-int gs_isa(void) {
-    enum gs_isa best = of_processor();
-    const char *cap = getenv("GGML_SCHED_ISA");
-    for (size_t i = 0; cap != NULL && known[i].isa != best; i++) {
-        if (strcmp(cap, known[i].name) != 0)
-            continue;
-#if defined(__x86_64__) && defined(__GNUC__)
-        if (known[i].isa == GS_ISA_AVXVNNI && !has_avxvnni()) /* processors with AVX-512 need not have it */
-            return GS_ISA_AVX2;
-#endif
-        return known[i].isa;
+/* The answer of `query`, which threads may ask for at the same time. */
+static processor here(void) {
+    static _Atomic int kept;    /* 0: not queried; else 1 + 2 * best + has_avxvnni */
+    int found = atomic_load_explicit(&kept, memory_order_relaxed);
+    if (found == 0) {
+        processor p = query();
+        found = 1 + 2 * (int)p.best + p.has_avxvnni;
+        atomic_store_explicit(&kept, found, memory_order_relaxed);
     }
-    return best;
+    return (processor){(enum gs_isa)((found - 1) / 2), (found - 1) % 2};
+}
+
+int gs_isa(void) {
+    processor p = here();
+    const char *cap = getenv("GGML_SCHED_ISA");
+    for (size_t i = 0; cap != NULL && known[i].isa != p.best; i++)
+        if (strcmp(cap, known[i].name) == 0)
+            return known[i].isa == GS_ISA_AVXVNNI && !p.has_avxvnni ? GS_ISA_AVX2 : known[i].isa;
+    return p.best;
 }
