@@ -366,6 +366,17 @@ def test_the_rows_of_a_small_matrix_are_shared_by_threads_for_any_number_of_colu
             calls.n_parts(calls.n_calls)
 
 
+@pytest.mark.parametrize("n_head, n_kv_head, n_rows, parts", [(9, 3, 16, 6), (4, 1, 16, 4), (9, 3, 512, 72), (8, 8, 8, 8)])
+def test_query_rows_of_few_key_heads_are_shared_by_threads(ctx, n_head, n_kv_head, n_rows, parts):
+    q = ctx.tensor("f32", (64, n_rows, n_head))
+    k, v = (ctx.tensor("f16", (64, 1500, n_kv_head)) for _ in range(2))
+    node = ctx.flash_attn_ext(q, k, v, ctx.tensor("f16", (1500, n_rows)), 1.0)
+    with gs.CpuBackend(1) as backend:
+        place(ctx, backend)
+        calls = CallList("CPU", [node], lambda buffer: buffer.memory, WorkMemory("CPU"))
+        assert calls.add(0, 1) == 1 and calls.n_parts(0) == parts
+
+
 def test_elements_without_end_are_left_to_others(ctx):
     one = ctx.tensor("f32", (1,))
     views = [ctx.restore("VIEW", "f32", (n, 1, 1, 1), (0, 0, 0, 0), (one,), view_src=one) for n in (1 << 20, 1 << 37)]

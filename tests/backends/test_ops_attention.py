@@ -247,7 +247,7 @@ def of_sequences(rng: np.random.Generator, n_kv: int, n_rows: int, *outer: int) 
 
 
 OF_SEQUENCES = [(64, 64, 2, 2, 4, 300), (64, 64, 6, 2, 2, 70), (64, 64, 6, 2, 5, 520), (64, 64, 4, 4, 16, 700),
-                (40, 24, 7, 1, 20, 203), (16, 16, 1, 1, 90, 400), (128, 96, 8, 2, 33, 190)]
+                (40, 24, 7, 1, 20, 203), (16, 16, 1, 1, 90, 400), (128, 96, 8, 2, 33, 190), (32, 32, 4, 2, 9, 6000)]
 
 
 @pytest.mark.spread("size type", "size kernels", "type kernels")

@@ -140,11 +140,12 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     flash f = flash_of(node);
     int64_t m = f.n_rows * f.group, heads = f.k->layout.ne[2] * f.k->layout.ne[3], work = f.d + f.dv;
     if (m >= FEW) {
-        int64_t blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        int64_t rows = rows_of_block(heads, m), blocks = (m + rows - 1) / rows;
         need(&to->scratch, row_bytes_padded(block_floats(&f)));
-        gs_call call = call_over(node, position, run_blocks, heads * blocks, BLOCK_ROWS * work * (f.n_kv + 1) / 4,
+        gs_call call = call_over(node, position, run_blocks, heads * blocks, rows * work * (f.n_kv + 1) / 4,
                                  FLASH_WORK);
         call.arg[2] = blocks;
+        call.arg[3] = rows;
         return gs_add_call(to, &call);
     }
     int64_t chunks = (f.n_kv + CHUNK - 1) / CHUNK, size = 2 + padded(f.dv);

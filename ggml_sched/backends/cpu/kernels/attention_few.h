@@ -8,6 +8,7 @@
 #define TOGETHER (V == 16 ? 4 : 3) /* the most query rows that share the conversion of a key, with sums in registers */
 #define AHEAD 8192              /* about how many bytes before their use keys, or values, are prefetched to L2 */
 #define SOON 2048               /* and from there to L1 */
+#define NEXT 16                 /* how many keys before their use gathered keys are prefetched */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 
 /* How many of n keys are not masked, in groups of four, the last of which need not be whole. */
@@ -18,20 +19,25 @@ static int64_t used_fours(const float *bias, int64_t n) {
     return (used + 3) / 4;
 }
 
-/* The numbers of the keys that are not masked to `index`, and their masks to `to`, which may be `bias`; then, up to a
- * multiple of four keys, the last of them again, masked.  Returns how many keys these are. */
-static int64_t unmasked_keys(const float *bias, int64_t n, int32_t *index, float *to) {
+/* Of n keys, whose numbers begin at `first`, the numbers of those that are not masked to `index`, and their masks to
+ * `to`, which may be `bias`.  Returns how many these are. */
+static int64_t unmasked_keys(const float *bias, int64_t first, int64_t n, int32_t *index, float *to) {
     int64_t used = 0;
     for (int64_t key = 0; key < n; key++)
         if (bias[key] != -INFINITY) {
-            index[used] = (int32_t)key;
+            index[used] = (int32_t)(first + key);
             to[used++] = bias[key];
         }
-    for (; used % 4; used++) {
-        index[used] = index[used - 1];
-        to[used] = -INFINITY;
-    }
     return used;
+}
+
+/* Appends the last of n keys again, masked, up to a multiple of four keys, and returns their number. */
+static int64_t whole_fours(int64_t n, int32_t *index, float *bias) {
+    for (; n % 4; n++) {
+        index[n] = index[n - 1];
+        bias[n] = -INFINITY;
+    }
+    return n;
 }
 
 /* The number of key i of `index`; NULL: of all keys. */
@@ -78,6 +84,17 @@ INLINE void prefetch_rows(const void *row, int64_t nbytes, rows_ahead ahead) {
     for (int64_t line = 0; line < nbytes; line += 64) {
         __builtin_prefetch((const char *)row + ahead.to_l2 + line, 0, 2);
         __builtin_prefetch((const char *)row + ahead.to_l1 + line, 0, 3);
+    }
+}
+
+/* Prefetches four keys of `index` that come NEXT after number i of n, and the values of key i and the three after it. */
+INLINE void prefetch_keys(const flash *f, const char *k, const char *v, const int32_t *index, int64_t i, int64_t n) {
+    for (int64_t j = i; j < i + 4; j++) {
+        const char *later = k + index[j + NEXT < n ? j + NEXT : n - 1] * f->k->layout.nb[1];
+        for (int64_t line = 0; line < 2 * f->d; line += 64)
+            __builtin_prefetch(later + line, 0, 3);
+        for (int64_t line = 0; line < 2 * f->dv; line += 64)
+            __builtin_prefetch(v + index[j] * f->v->layout.nb[1] + line, 0, 2);
     }
 }
 
@@ -210,7 +227,8 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
                 const float *weight = weights + r * CHUNK + key;
                 const char *from = v + (index == NULL ? key * stride : 0) + column * 2;
                 const int32_t *of = index == NULL ? NULL : index + key;
-                int64_t keys = n - key < block ? n - key : block, fetched = r + column == 0 ? 2 * f->dv : 0;
+                int64_t keys = n - key < block ? n - key : block;
+                int64_t fetched = index == NULL && r + column == 0 ? 2 * f->dv : 0;
                 wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
                 switch (now + wide) {
                 case 1 + 8: add_halves(type, 1, 8, to, apart, weight, from, of, stride, keys, fetched, ahead); break;
@@ -250,30 +268,15 @@ static int share_mask(const flash *f, int64_t m0, int64_t m) {
     return m == 1 || (m0 / f->group == (m0 + m - 1) / f->group && f->mask != NULL && f->mask->layout.ne[2] == 1);
 }
 
-/* Attention of query rows m0 .. m0 + m - 1 of a key head, which are in s.q and scaled, to keys first .. first + n - 1.
+/* Attention of query rows m0 .. m0 + m - 1 of a key head, which are in s.q and scaled, to n keys: those of `index`, or
+ * all from `first` on if it is NULL.  `bias`: the keys' mask, if the rows have one mask; NULL: each row's own.
  * For query row m0 + i it writes the sum of weighted values to acc + i * stride (dv floats), the largest score to
- * top[i * stride] and the sum of the weights, exp(score - largest), to total[i * stride].  Where all keys are masked,
- * by one mask, it writes no sum of values: the largest score is -inf. */
-static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
-                         int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
+ * top[i * stride] and the sum of the weights, exp(score - largest), to total[i * stride]. */
+static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
+                        int64_t n, const float *bias, const int32_t *index, lines_memory s, float *acc, int64_t stride,
+                        float *top, float *total) {
     int64_t width = padded(f->d);
-    const float *bias = NULL;
-    const int32_t *index = NULL;        /* if not NULL, only these keys are computed with, and `bias` is theirs */
-    if (share_mask(f, m0, m))
-        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
-    int64_t used = bias == NULL ? n : 4 * used_fours(bias, n);
-    if (used == 0) {
-        for (int64_t i = 0; i < m; i++) {
-            top[i * stride] = -INFINITY;
-            total[i * stride] = 0;
-        }
-        return;
-    }
-    if (2 * used <= n) {
-        n = unmasked_keys(bias, n, s.index, s.tile);
-        index = s.index;
-        bias = s.tile;
-    }
+    const char *v0 = row_of(f->v, (where){first, head_kv, batch});
     int64_t key = 0;
     if (is_half(f->k) && f->d % V == 0) {
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
@@ -291,8 +294,11 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             const uint16_t *rows[4];
             for (int i = 0; i < 4; i++) {
                 rows[i] = (const uint16_t *)(k + key_of(index, key + i) * next);
-                prefetch_rows(rows[i], 2 * f->d, ahead);
+                if (index == NULL)
+                    prefetch_rows(rows[i], 2 * f->d, ahead);
             }
+            if (index != NULL)
+                prefetch_keys(f, k, v0, index, key, n);
             if (f->k->layout.type == GS_TYPE_F16)
                 dots_of_rows(GS_TYPE_F16, s.q, width, m, rows, f->d, s.scores + key);
             else
@@ -312,7 +318,7 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     for (int64_t i = 0; i < m; i++) {
         line l = line_of(f, head_kv, batch, m0 + i);
         float *scores = s.scores + i * CHUNK;
-        finish_scores(f, l, scores, index != NULL ? bias : bias_of(f, l, first, n, s.tile), n);
+        finish_scores(f, l, scores, bias != NULL ? bias : bias_of(f, l, first, n, s.tile), n);
         top[i * stride] = largest_of(scores, n);
         if (top[i * stride] == -INFINITY && has_nan(scores, n))
             top[i * stride] = 0;
@@ -324,7 +330,6 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     /* Sum the weighted values: of f16 and bf16 values 4 V columns at a time, with the sums in registers; then the
      * remaining columns, or all columns of other types, key by key. */
     int64_t column = 0;
-    const char *v0 = row_of(f->v, (where){first, head_kv, batch});
     if (f->v->layout.type == GS_TYPE_F16)
         column = add_weighted(GS_TYPE_F16, f, acc, stride, s.scores, m, v0, index, n);
     else if (f->v->layout.type == GS_TYPE_BF16)
@@ -341,6 +346,30 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
             add_scaled(acc + i * stride + column, s.scores[i * CHUNK + key], v + column, f->dv - column);
         }
     }
+}
+
+/* attend_keys for keys first .. first + n - 1, or for those of them that are not masked if these are at most half.
+ * Where all are masked, by one mask, it writes no sum of values: the largest score is -inf. */
+static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
+                         int64_t n, lines_memory s, float *acc, int64_t stride, float *top, float *total) {
+    const float *bias = NULL;
+    const int32_t *index = NULL;
+    if (share_mask(f, m0, m))
+        bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
+    int64_t used = bias == NULL ? n : 4 * used_fours(bias, n);
+    if (used == 0) {
+        for (int64_t i = 0; i < m; i++) {
+            top[i * stride] = -INFINITY;
+            total[i * stride] = 0;
+        }
+        return;
+    }
+    if (2 * used <= n) {
+        n = whole_fours(unmasked_keys(bias, 0, n, s.index, s.tile), s.index, s.tile);
+        index = s.index;
+        bias = s.tile;
+    }
+    attend_keys(f, head_kv, batch, m0, m, first, n, bias, index, s, acc, stride, top, total);
 }
 
 /* Merges the results of n chunks of keys, in order, into the result of query row l.  The result of a chunk is [top,

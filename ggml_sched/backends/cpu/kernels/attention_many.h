@@ -1,11 +1,14 @@
 /* attention_many.h -- attention of many query rows of a key head, as of a prompt: in blocks.
  *
  * Included by attention.h.  A block has BLOCK_ROWS rows and BLOCK_KEYS keys, and is computed as products of small
- * matrices.  A block that is nearly all masked, as where each row belongs to another sequence, is computed by functions
- * of attention_few.h.  So are, again, rows in which a masked cell holds an inf or NaN.
+ * matrices.  The keys of blocks that are nearly all masked, as where each row belongs to another sequence, are gathered
+ * for the rows of one mask and computed by functions of attention_few.h.  So are, again, rows in which a masked cell
+ * holds an inf or NaN.
  */
 #define BLOCK_ROWS 64
 #define BLOCK_KEYS 64
+#define LEAST_ROWS 16           /* of a block of fewer rows than BLOCK_ROWS */
+#define LEAST_BLOCKS 6          /* that are wanted, so that no thread waits long for another */
 
 #define TILE_ROWS 4
 #if GS_LEVEL == 2
@@ -48,7 +51,14 @@ static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, co
             small_product(c + r * ldc + i, ldc, a + r * lda, lda, b + i, ldb, n, 1, more);
 }
 
-typedef struct block_memory { float *q, *scores, *keys, *values, *out, *top, *total, *copy, *bias; } block_memory;
+typedef struct block_memory {
+    float *q, *scores, *keys, *values, *out, *top, *total, *copy, *bias;
+    char *is_sparse;                /* for each block of keys */
+} block_memory;
+
+static int64_t blocks_of_keys(const flash *f) {
+    return (f->n_kv + BLOCK_KEYS - 1) / BLOCK_KEYS;
+}
 
 static block_memory block_memory_at(const flash *f, float *at) {
     block_memory s;
@@ -61,12 +71,13 @@ static block_memory block_memory_at(const flash *f, float *at) {
     s.total = s.top + BLOCK_ROWS;
     s.bias = s.total + BLOCK_ROWS;
     s.copy = s.bias + BLOCK_ROWS * BLOCK_KEYS;
+    s.is_sparse = (char *)(s.copy + 4 * padded(f->d));
     return s;
 }
 
 static int64_t block_floats(const flash *f) {
     int64_t d = padded(f->d), dv = padded(f->dv);
-    return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d;
+    return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d + (blocks_of_keys(f) + 3) / 4;
 }
 
 /* Writes n keys from `first` on, transposed and as f32, to s->keys[element][key]; keys n .. BLOCK_KEYS - 1 become 0. */
@@ -170,9 +181,9 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
     *top = larger;
 }
 
-/* Whether a block has so few keys that are not masked that attend_lines is faster, as measured: `most` groups of four
+/* Whether a block has so few keys that are not masked that attend_keys is faster, as measured: `most` groups of four
  * keys, each of one row, take no longer than the block, a part of whose time is to convert and transpose its keys.
- * attend_lines converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
+ * attend_keys converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
 static int block_is_sparse(const flash *f, int64_t m, const block_memory *s) {
     int64_t used = 0, most = (is_half(f->k) && is_half(f->v) ? 40 + 4 * m : 16 + m / 2);
     for (int64_t i = 0; i < m && used <= most; i++)
@@ -180,20 +191,38 @@ static int block_is_sparse(const flash *f, int64_t m, const block_memory *s) {
     return used <= most;
 }
 
-/* Adds a block to the sums of its rows by attend_lines: up to TOGETHER rows that have one mask at a time.  It works in
- * the memory of the block's keys and values, which is larger for all sizes. */
-static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first,
-                          int64_t n, block_memory *s) {
-    int64_t size = 2 + padded(f->dv);
-    float *memory = s->keys;
-    lines_memory lines = lines_memory_at(f, memory + TOGETHER * size, TOGETHER);
-    for (int64_t i = 0, now; i < m; i += now) {
-        for (now = 1; now < TOGETHER && i + now < m && share_mask(f, m0 + i, now + 1); now++)
+/* Gathers keys of sparse blocks, from block *block on, that a query row does not mask: up to CHUNK of them, of whole
+ * blocks.  Returns their number, with those of whole_fours, and in *block where to go on. */
+static int64_t gather_keys(const flash *f, line l, int64_t *block, const block_memory *s, lines_memory to) {
+    int64_t used = 0, blocks = blocks_of_keys(f);
+    for (; *block < blocks && used + BLOCK_KEYS <= CHUNK; ++*block) {
+        if (!s->is_sparse[*block])
+            continue;
+        float tile[BLOCK_KEYS];
+        int64_t first = *block * BLOCK_KEYS, n = f->n_kv - first < BLOCK_KEYS ? f->n_kv - first : BLOCK_KEYS;
+        used += unmasked_keys(bias_of(f, l, first, n, tile), first, n, to.index + used, to.tile + used);
+    }
+    return whole_fours(used, to.index, to.tile);
+}
+
+/* Adds the keys of sparse blocks to the sums of m rows: of those that have one mask, up to TOGETHER rows at a time.  It
+ * works in the memory of the block's keys and values, which is larger for all sizes. */
+static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+    int64_t size = 2 + padded(f->dv), width = padded(f->d);
+    float *sums = s->keys;
+    lines_memory lines = lines_memory_at(f, sums + TOGETHER * size, TOGETHER);
+    for (int64_t i = 0, alike; i < m; i += alike) {
+        for (alike = 1; i + alike < m && share_mask(f, m0 + i, alike + 1); alike++)
             ;
-        lines.q = s->q + i * padded(f->d);
-        attend_lines(f, head_kv, batch, m0 + i, now, first, n, lines, memory + 2, size, memory, memory + 1);
-        for (int64_t r = 0; r < now; r++)
-            add_sum(f, memory + r * size, &s->top[i + r], &s->total[i + r], s->out + (i + r) * padded(f->dv));
+        for (int64_t block = 0, n; (n = gather_keys(f, line_of(f, head_kv, batch, m0 + i), &block, s, lines)) > 0;)
+            for (int64_t r = i, now; r < i + alike; r += now) {
+                now = together(i + alike - r);
+                lines.q = s->q + r * width;
+                attend_keys(f, head_kv, batch, m0 + r, now, 0, n, lines.tile, lines.index, lines, sums + 2, size, sums,
+                            sums + 1);
+                for (int64_t k = 0; k < now; k++)
+                    add_sum(f, sums + k * size, &s->top[r + k], &s->total[r + k], s->out + (r + k) * padded(f->dv));
+            }
     }
 }
 
@@ -236,16 +265,25 @@ static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t
     }
 }
 
-/* A unit of work is a block of up to BLOCK_ROWS query rows of a key head, over all keys.  arg[2]: how many blocks a key
- * head has. */
+/* How many query rows a block has, of `heads` key heads with `rows` rows each: BLOCK_ROWS, or fewer where threads would
+ * get too few blocks. */
+static int64_t rows_of_block(int64_t heads, int64_t rows) {
+    int64_t n = BLOCK_ROWS;
+    while (n > LEAST_ROWS && heads * ((rows + n - 1) / n) < LEAST_BLOCKS)
+        n /= 2;
+    return n;
+}
+
+/* A unit of work is a block of up to arg[3] query rows of a key head, over all keys.  arg[2]: how many blocks a key head
+ * has. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     block_memory s = block_memory_at(&f, (float *)scratch);
     int64_t rows = f.n_rows * f.group, blocks = call->arg[2], n_head_kv = f.n_head / f.group;
-    int64_t width = padded(f.dv), d = padded(f.d);
+    int64_t width = padded(f.dv), d = padded(f.d), most = call->arg[3];
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
-        int64_t m0 = unit % blocks * BLOCK_ROWS, head_kv = unit / blocks % n_head_kv;
-        int64_t batch = unit / blocks / n_head_kv, m = rows - m0 < BLOCK_ROWS ? rows - m0 : BLOCK_ROWS;
+        int64_t m0 = unit % blocks * most, head_kv = unit / blocks % n_head_kv;
+        int64_t batch = unit / blocks / n_head_kv, m = rows - m0 < most ? rows - m0 : most;
         int64_t whole = (m + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
         memset(s.q, 0, (size_t)(BLOCK_ROWS * d) * 4);
         memset(s.out, 0, (size_t)(BLOCK_ROWS * width) * 4);
@@ -256,20 +294,23 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
         }
         for (int64_t i = 0; i < m; i++)
             scaled_query(&f, line_of(&f, head_kv, batch, m0 + i), s.q + i * d);
+        int any_sparse = 0;
         for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
-            if (!block_bias(&f, head_kv, batch, m0, m, first, n, &s))
+            int used = block_bias(&f, head_kv, batch, m0, m, first, n, &s);
+            int sparse = used && f.mask != NULL && block_is_sparse(&f, m, &s);
+            s.is_sparse[first / BLOCK_KEYS] = (char)sparse;
+            any_sparse |= sparse;
+            if (!used || sparse)
                 continue;
-            if (f.mask != NULL && block_is_sparse(&f, m, &s)) {
-                attend_sparse(&f, head_kv, batch, m0, m, first, n, &s);
-                continue;
-            }
             transposed_keys(&f, head_kv, batch, first, n, &s);
             values_of_keys(&f, head_kv, batch, first, n, &s);
             block_product(s.scores, BLOCK_KEYS, s.q, d, s.keys, BLOCK_KEYS, whole, BLOCK_KEYS, f.d, 0);
             weigh_block(&f, head_kv, batch, m0, m, &s);
             block_product(s.out, width, s.scores, BLOCK_KEYS, s.values, width, whole, width, BLOCK_KEYS, 1);
         }
+        if (any_sparse)
+            attend_sparse(&f, head_kv, batch, m0, m, &s);
         finish_block(&f, head_kv, batch, m0, m, &s);
     }
 }
