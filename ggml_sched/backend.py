@@ -264,7 +264,7 @@ class Backend(BackendBase):
     is_store: bool = False
     margin: int = 0
     has_memory: bool = True
-    kv_padding: int = 32
+    kv_padding: int = 64
     worker: str | None = None
     work_held: int = 0
     host_work_held: int = 0

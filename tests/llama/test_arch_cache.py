@@ -171,11 +171,11 @@ def test_wrong_states_change_nothing():
 
 
 def test_attention_reads_as_many_rows_as_the_backends_like():
-    wide = device(name="wide", attributes={"kv_padding": 48})
-    with Runner(cases.model("llama"), backends=[gs.CpuBackend(), wide], n_ctx=100) as runner:
-        assert [runner.cache.padded(n) for n in (0, 1, 48, 49, 97, 100)] == [48, 48, 48, 96, 100, 100]
-    with Runner(cases.model("llama"), n_ctx=100) as runner:
-        assert [runner.cache.padded(n) for n in (1, 32, 33)] == [32, 32, 64]
+    wide = device(name="wide", attributes={"kv_padding": 96})
+    with Runner(cases.model("llama"), backends=[gs.CpuBackend(), wide], n_ctx=200) as runner:
+        assert [runner.cache.padded(n) for n in (0, 1, 96, 97, 193, 200)] == [96, 96, 96, 192, 200, 200]
+    with Runner(cases.model("llama"), n_ctx=200) as runner:
+        assert [runner.cache.padded(n) for n in (1, 64, 65)] == [64, 64, 128]
 
 
 def test_batches_of_another_shape_and_flash_of_another_cache_are_refused():

@@ -182,13 +182,13 @@ def test_fields_that_models_with_reference_logits_do_not_have():
 
 
 def test_graphs_repeat_while_generating():
-    with load(SMALL, n_ctx=128) as model:
+    with load(SMALL, n_ctx=256) as model:
         model.eval(TOKENS)
         for _ in range(15):
             model.eval([1])
         assert len(model._runner.graphs) == 2  # the prompt's, and one for all tokens after it
         fingerprints = {g.graph.fingerprint for g in model._runner.graphs.values()}
-        for _ in range(100):
+        for _ in range(200):
             model.eval([1])
         assert len(model._runner.graphs) == 5 and len(fingerprints) == 2
 

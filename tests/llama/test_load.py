@@ -260,10 +260,10 @@ def test_the_memory_of_a_model_is_found_without_having_it():
 
 @pytest.mark.parametrize("flash", [False, True])
 def test_tokens_of_a_growing_text_use_the_reserved_plan(flash):
-    with gs.CpuBackend(1) as backend, load(SMALL, [backend], 256, flash=flash) as model:
+    with gs.CpuBackend(1) as backend, load(SMALL, [backend], 512, flash=flash) as model:
         scheduler = model.scheduler
         held, shapes = scheduler.buffer_size(backend), set()
-        for _ in range(200):
+        for _ in range(400):
             model.eval([5])
             plan = scheduler._allocations.current.plan
             shapes.add(plan.fingerprint)

@@ -87,7 +87,8 @@ INLINE void prefetch_rows(const void *row, int64_t nbytes, rows_ahead ahead) {
     }
 }
 
-/* Prefetches four keys of `index` that come NEXT after number i of n, and the values of key i and the three after it. */
+/* Prefetches four keys of `index` that come NEXT after number i of n, and the values of key i and the three after it.
+ */
 INLINE void prefetch_keys(const flash *f, const char *k, const char *v, const int32_t *index, int64_t i, int64_t n) {
     for (int64_t j = i; j < i + 4; j++) {
         const char *later = k + index[j + NEXT < n ? j + NEXT : n - 1] * f->k->layout.nb[1];

@@ -274,8 +274,8 @@ static int64_t rows_of_block(int64_t heads, int64_t rows) {
     return n;
 }
 
-/* A unit of work is a block of up to arg[3] query rows of a key head, over all keys.  arg[2]: how many blocks a key head
- * has. */
+/* A unit of work is a block of up to arg[3] query rows of a key head, over all keys.  arg[2]: how many such blocks a
+ * key head has. */
 static void run_blocks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     block_memory s = block_memory_at(&f, (float *)scratch);
