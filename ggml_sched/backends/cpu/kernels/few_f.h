@@ -80,6 +80,7 @@ INLINE void add_beside(const int type, const int R, const int N, const char *con
             w[r] = VEC_WEIGHTS(type, p[r] + h * LANES * element);
         UNROLL for (int c = 0; c < N; c++) {
             vec x = VEC_LOAD(y + (c == N - 1 ? last : c) * 16 + h * LANES);
+            VEC_KEEP(x);
             UNROLL for (int r = 0; r < R; r++)
                 acc[r][c] = VEC_FMA(w[r], x, acc[r][c]);
         }
@@ -90,6 +91,7 @@ INLINE void add_beside(const int type, const int R, const int N, const char *con
 INLINE void beside_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                      int64_t n, int64_t row0, int64_t row1) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, R = SUMS_F / N < MOST_BESIDE ? SUMS_F / N : MOST_BESIDE;
+    const int in_line = 64 / (16 * element);    /* steps of a cache line of weights */
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
     for (int64_t row = row0; row < row1; row += R) {
         const char *p[MOST_BESIDE];
@@ -100,9 +102,17 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
             UNROLL for (int c = 0; c < N; c++)
                 acc[r][c] = VEC_ZERO;
         }
-        for (int64_t b = 0; b < whole; b++, y += 16 * columns->width) {
+        int64_t b = 0;
+        for (; b + in_line <= whole; b += in_line) {
             UNROLL for (int r = 0; r < R; r++)
                 PREFETCH_STREAM(p[r]);
+            UNROLL for (int u = 0; u < in_line; u++, y += 16 * columns->width) {
+                add_beside(type, R, N, p, y, n - 1, acc);
+                UNROLL for (int r = 0; r < R; r++)
+                    p[r] += 16 * element;
+            }
+        }
+        for (; b < whole; b++, y += 16 * columns->width) {
             add_beside(type, R, N, p, y, n - 1, acc);
             UNROLL for (int r = 0; r < R; r++)
                 p[r] += 16 * element;
@@ -115,10 +125,15 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
             }
             add_beside(type, R, N, p, y, n - 1, acc);
         }
-        UNROLL for (int c = 0; c < N; c++)
-            UNROLL for (int r = 0; r < R; r++)
-                if (c < n && row + r < row1)
-                    columns->out[c][row + r] = VEC_TOTAL(acc[r][c]);
+        UNROLL for (int r = 0; r < R; r++) {
+            float sums[GS_TILE_F];
+            UNROLL for (int c = 0; c + 4 <= N; c += 4)
+                FOUR_TOTALS(acc[r][c], acc[r][c + 1], acc[r][c + 2], acc[r][c + 3], sums + c);
+            UNROLL for (int c = N / 4 * 4; c < N; c++)
+                sums[c] = VEC_TOTAL(acc[r][c]);
+            for (int64_t c = 0; c < n && row + r < row1; c++)
+                columns->out[c][row + r] = sums[c];
+        }
     }
 }
 

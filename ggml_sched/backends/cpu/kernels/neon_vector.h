@@ -17,6 +17,7 @@ typedef int32x4_t ivec;
 #define VEC_ADD vaddq_f32
 #define VEC_MUL vmulq_f32
 #define VEC_TOTAL vaddvq_f32
+#define VEC_KEEP(v) __asm__("" : "+w"(v))
 #define VEC_OF_INT vcvtq_f32_s32
 #define VEC_WEIGHTS load_f
 #define IVEC_LOAD(at) vreinterpretq_s32_u8(vld1q_u8((const uint8_t *)(at)))
@@ -24,6 +25,12 @@ typedef int32x4_t ivec;
 
 #define SUMS_16 0
 #define STRIP_COLUMNS GS_FEW_Q
+
+/* The totals of four vectors. */
+INLINE void four_totals(vec a, vec b, vec c, vec d, float *to) {
+    vst1q_f32(to, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}
+#define FOUR_TOTALS four_totals
 
 /* Sums of minima, and of what a row has beyond its last whole strip. */
 typedef float32x4_t vec_low;

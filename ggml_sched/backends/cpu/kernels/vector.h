@@ -9,6 +9,7 @@
 #include <string.h>
 #if GS_LEVEL > 0
 #include <immintrin.h>
+#include "x86_totals.h"
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -88,21 +89,9 @@ INLINE float vsum(vf x) {
 /* vsum of four vectors, to to[0 .. 3]: the same bits. */
 INLINE void vsums(vf a, vf b, vf c, vf d, float *to) {
 #if GS_LEVEL == 1
-#define HALVES(x) _mm_add_ps(_mm256_castps256_ps128((__m256)(x)), _mm256_extractf128_ps((__m256)(x), 1))
-    __m128 e = HALVES(a), f = HALVES(b), g = HALVES(c), h = HALVES(d);
-#undef HALVES
-    e = _mm_add_ps(_mm_movelh_ps(e, f), _mm_movehl_ps(f, e));
-    g = _mm_add_ps(_mm_movelh_ps(g, h), _mm_movehl_ps(h, g));
-    _mm_storeu_ps(to, _mm_add_ps(_mm_shuffle_ps(e, g, 0x88), _mm_shuffle_ps(e, g, 0xdd)));
+    gs_totals_256((__m256)a, (__m256)b, (__m256)c, (__m256)d, to);
 #elif GS_LEVEL == 2
-#define FOLDED(x, y, low, high) _mm512_add_ps(_mm512_shuffle_f32x4((__m512)(x), (__m512)(y), low), \
-                                              _mm512_shuffle_f32x4((__m512)(x), (__m512)(y), high))
-    __m512 v = FOLDED(FOLDED(a, b, 0x44, 0xee), FOLDED(c, d, 0x44, 0xee), 0x88, 0xdd);  /* four floats of each vector */
-#undef FOLDED
-    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
-    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
-    v = _mm512_permutexvar_ps(_mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12)), v);
-    _mm_storeu_ps(to, _mm512_castps512_ps128(v));
+    gs_totals_512((__m512)a, (__m512)b, (__m512)c, (__m512)d, to);
 #else
     to[0] = vsum(a);
     to[1] = vsum(b);

@@ -2,6 +2,8 @@
  *
  * Included by matmul_x86.h.
  */
+#include "x86_totals.h"
+
 INLINE float total(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -86,6 +88,7 @@ typedef __m512 vec;
 #define VEC_TOTAL(v) total(HALVED(v))
 #define VEC_TOTAL_WITH(v, low) total(_mm256_add_ps(HALVED(v), low))
 #define VEC_WEIGHTS load_wide
+#define FOUR_TOTALS gs_totals_512
 #else
 typedef __m256 vec;
 #define STEP_VECS 2
@@ -96,7 +99,10 @@ typedef __m256 vec;
 #define VEC_TOTAL total
 #define VEC_TOTAL_WITH(v, low) total(_mm256_add_ps(v, low))
 #define VEC_WEIGHTS load_f
+#define FOUR_TOTALS gs_totals_256
 #endif
+/* Keeps a vector in a register: compilers would read it from memory for each use, and be limited by these reads. */
+#define VEC_KEEP(v) __asm__("" : "+v"(v))
 #define LANES (16 / STEP_VECS)
 #define STRIP_COLUMNS 1
 
