@@ -1,7 +1,7 @@
 /* x86_totals.h -- the totals of four vectors at once, with a third of the instructions of four totals.
  *
- * Included by vector.h and x86_vector.h.  The floats of a vector are added as one total adds them, half to half, so that
- * the bits are the same.
+ * Included by vector.h and x86_vector.h.  The floats of a vector are added as one total adds them, half to half, so
+ * that the bits are the same.
  */
 #ifndef GGML_SCHED_KERNELS_X86_TOTALS_H
 #define GGML_SCHED_KERNELS_X86_TOTALS_H
