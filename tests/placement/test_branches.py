@@ -88,12 +88,12 @@ def test_a_bound_that_begins_at_a_basis_is_the_same():
     bound = best_bound(problem)
     planes = [of for kind, of in bound.basis if kind == "plane"]
     memory = np.stack([one.memory for one in planes])
-    begun = branches.begun(bound.basis, planes, False, 0)
+    begun = branches.begun(bound.basis, planes)
     assert sorted(number for kind, number in begun if kind == "plane") == list(range(len(planes)))
     again = bound_from(problem, Bound(-np.inf, np.zeros(len(problem.budget))), planes, memory, basis=begun)
     assert again.value == pytest.approx(bound.value, rel=1e-6)
     assert len(again.relaxations) < len(bound.relaxations)
-    assert branches.begun(bound.basis, planes[1:], False, 0) == []
+    assert branches.begun(bound.basis, planes[1:]) == []
 
 
 def test_a_call_goes_on_where_the_last_one_ended():

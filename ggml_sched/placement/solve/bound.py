@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ggml_sched.placement.solve._chain import least_columns, prefixes, shortest
-from ggml_sched.placement.solve.master import Master
+from ggml_sched.placement.solve._chain import cutting_planes, least_columns, prefixes, shortest
+from ggml_sched.placement.solve.master import TOLERANCE
 from ggml_sched.placement.solve.problem import Problem
 
 __all__ = ["Bound", "Relaxation", "best_bound", "bound_from", "cheapest", "constant", "relax"]
@@ -29,10 +30,11 @@ CLOSE = 1e-7
 STEEPEST = 1e6
 """The largest multiplier of a device, in units of the seconds of the dearest path over the most bytes that a path takes
 there."""
+SMALLEST = 1e-6
+"""The least part of a path in a mixture."""
 
 
-@dataclass(frozen=True)
-class Relaxation:
+class Relaxation(NamedTuple):
     """The cheapest path at some multipliers, and the bound that they give."""
 
     multipliers: Floats
@@ -100,38 +102,35 @@ def best_bound(problem: Problem) -> Bound:
 
 def bound_from(problem: Problem, best: Bound, known: Sequence[Relaxation], memory: Ints, stop: float = np.inf,
                close: float = CLOSE, wanted: float = -np.inf, closed: NDArray[np.uint8] | None = None,
-               basis: Sequence[tuple[str, int]] = ()) -> Bound:
+               basis: Sequence[tuple[str, int]] = (), kept: Ints | None = None, rows: int | None = None) -> Bound:
     """Raise `best` nearly to the best bound over all multipliers, with the planes of `known` paths to begin with, and
     return it; a new infinite bound if it is proven that no path fits.  It ends as soon as the bound reaches `stop`, or
     where it can rise by at most the part `close`, or cannot reach `wanted`.  `memory`: the bytes of the known paths
-    [paths, budgets]; `closed`: see `relax`; `basis`: where the master problem begins, with numbers of known paths."""
-    n, met = len(problem.budget), list(known)
+    [paths, budgets]; `closed`: see `relax`; `basis`: where the master problem begins, with numbers of known paths.
+    `kept`: for each column its number in the paths of the result; `rows`: the budgets, the first ones, of which these
+    paths have the bytes.  Without them those of `problem`."""
+    n = len(problem.budget)
     seconds, unit = max(problem.dearest, 1e-300), np.maximum(problem.total, 1.0)
-    master = Master(n, STEEPEST)
-    master.add_all(np.array([one.cost for one in known]) / seconds, (memory - problem.budget) / unit)
-    if basis:
-        master.begin_at(basis)
-    for _ in range(40 + 30 * n):
-        promised, scaled = master.solve()
-        if best.value > -np.inf and promised * seconds - best.value <= close * abs(best.value):
-            break
-        if promised * seconds < wanted:
-            break
-        multipliers = scaled * seconds / unit
-        found = relax(problem, multipliers, closed)
-        assert found is not None
-        met.append(found)
-        best.relaxations.append(found)
-        if found.value > best.value:
-            best.value, best.multipliers = found.value, multipliers
-        if best.value > problem.dearest * (1 + 1e-9):
-            return Bound(np.inf, best.multipliers, best.relaxations)
-        master.add(found.cost / seconds, (found.memory - problem.budget) / unit)
-        if best.value >= stop:
-            break
-    shares = master.shares()
-    best.mixture, best.shares = [met[plane] for plane, _ in shares], [share for _, share in shares]
-    best.basis = [(kind, met[number] if kind == "plane" else number) for kind, number in master.basis]
+    offset = {"slack": 0, "over": n, "plane": 2 * n}
+    values, multipliers, paths, costs, held, ended, parts = cutting_planes(
+        problem.classes, problem.start, problem.first, problem.cost, problem.memory, problem.budget, unit, seconds,
+        closed, np.array([one.cost for one in known]), memory,
+        [offset[kind] + number for kind, number in basis] or None, best.value, stop, problem.dearest * (1 + 1e-9),
+        wanted, close, STEEPEST, TOLERANCE, 2 * (len(problem.classes) + n + 2) * EPSILON, 40 + 30 * n)
+    paths, held = paths if kept is None else kept[paths], held if rows is None else held[:, :rows]
+    made = list(map(Relaxation, multipliers, values.tolist(), paths, costs.tolist(), held))
+    best.relaxations += made
+    at = int(values.argmax()) if made else -1
+    if made and made[at].value > best.value:
+        best.value, best.multipliers = made[at].value, made[at].multipliers
+    if best.value > problem.dearest * (1 + 1e-9):
+        return Bound(np.inf, best.multipliers, best.relaxations)
+    met, shares = [*known, *made], parts.tolist()
+    chosen = ended.tolist()
+    best.mixture = [met[k - 2 * n] for k, part in zip(chosen, shares, strict=True) if k >= 2 * n and part > SMALLEST]
+    best.shares = [part for k, part in zip(chosen, shares, strict=True) if k >= 2 * n and part > SMALLEST]
+    best.basis = [("slack", k) if k < n else ("over", k - n) if k < 2 * n else ("plane", met[k - 2 * n])
+                  for k in chosen]
     return best
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -149,8 +148,8 @@ class Branches:
         best, chosen = (-math.inf, -math.inf), list[_Part]()
         columns = _Columns(self.problem, part, stop)
         planes = part.bound.mixture + [of for _, of in part.bound.basis if isinstance(of, Relaxation)]
-        known = [one for one in {id(one): one for one in (*self._met[-LATEST:], *planes)}.values()
-                 if columns.has(one.path)]
+        known = _Known([one for one in {id(one): one for one in (*self._met[-LATEST:], *planes)}.values()
+                        if columns.has(one.path)], columns)
         for cuts in self._cuts(part):
             children = list[_Part]()
             for cut in cuts:
@@ -167,31 +166,31 @@ class Branches:
                 break
         return chosen
 
-    def _bounded(self, columns: _Columns, cut: _Cut, known: Sequence[Relaxation], stop: float, wanted: float) -> Bound:
+    def _bounded(self, columns: _Columns, cut: _Cut, known: _Known, stop: float, wanted: float) -> Bound:
         """The bound by multipliers of the paths of a part that keep one more row, or are in no more closed states; a
         lower one if it is below `wanted`."""
-        problem, rows_of = columns.problem_with(cut.row), len(self.problem.budget)
+        problem, rows = columns.problem_with(cut.row), len(self.problem.budget)
+        nothing = Bound(-np.inf, np.zeros(len(problem.budget)))
+        paths, memory, basis = known.paths, known.bytes_with(cut.row), known.basis
         if cut.closed is not None:
-            known = [one for one in known if not cut.closed[self._at, self._states(one.path)].any()]
-        if known:
-            memory = columns.bytes_of(known, cut.row)
-        else:
+            near = [i for i, one in enumerate(paths) if not cut.closed[self._at, self._states(one.path)].any()]
+            basis, paths, memory = [], [paths[i] for i in near], memory[near]
+        if not paths:
             first = relax(problem, np.append(columns.multipliers, [0.0] * (cut.row is not None)), cut.closed)
             if first is None:
                 return Bound(np.inf, np.zeros(len(problem.budget)))
-            known, memory = [replace(first, path=columns.kept[first.path])], first.memory[None]
-        found = bound_from(problem, Bound(-np.inf, np.zeros(len(problem.budget))), known, memory, stop, CLOSE, wanted,
-                           cut.closed, begun(columns.basis, known, cut.row is not None, len(problem.budget) - 1))
+            basis, memory = [], first.memory[None]
+            paths = [first._replace(path=columns.kept[first.path], memory=first.memory[:rows])]
+        if cut.row is not None and basis:
+            basis = [*basis, ("over", len(problem.budget) - 1)]     # the part's mixture exceeds the new row
+        found = bound_from(problem, nothing, paths, memory, stop, CLOSE, wanted, cut.closed, basis, columns.kept, rows)
         self._effort -= len(found.relaxations) * (len(problem.cost) + PER_PATH) + PER_BOUND
-        real = {id(one): replace(one, path=columns.kept[one.path], memory=one.memory[:rows_of])
-                for one in found.relaxations}
-        for one in real.values():
-            self._met.append(one)
-            if (one.memory <= self.problem.budget).all():
-                self._keep(one)
-        return Bound(found.value, found.multipliers, list(real.values()),
-                     [real.get(id(one), one) for one in found.mixture], found.shares,
-                     [(kind, real.get(id(of), of)) for kind, of in found.basis])
+        self._met += found.relaxations
+        if found.relaxations:
+            fit = (np.array([one.memory for one in found.relaxations]) <= self.problem.budget).all(1)
+            for i in np.flatnonzero(fit).tolist():
+                self._keep(found.relaxations[i])
+        return found
 
     def _states(self, path: Ints) -> Ints:
         """The states of a path before its first stage and after each stage."""
@@ -303,6 +302,7 @@ class _Columns:
         """The columns, as indices of the columns of the whole problem."""
         self.problem: Problem = limited(own, left)
         """The problem of these columns alone, with the rows as budgets."""
+        self._wider: Problem | None = None
         self._is_kept = np.zeros(len(problem.cost), bool)
         self._is_kept[self.kept] = True
 
@@ -311,28 +311,43 @@ class _Columns:
         return bool(self._is_kept[path].all())
 
     def problem_with(self, row: _Row | None) -> Problem:
-        """The problem with one more row, or without one."""
-        return self.problem if row is None else with_rows(self.problem, [(row.marked[self.kept], row.most)])
+        """The problem with one more row, or without one; the next call changes it."""
+        if row is None:
+            return self.problem
+        if self._wider is None:
+            self._wider = with_rows(self.problem, [(row.marked[self.kept], row.most)])
+        self._wider.memory[:, -1] = row.marked[self.kept]
+        self._wider.budget[-1] = row.most
+        return self._wider
 
-    def bytes_of(self, known: Sequence[Relaxation], row: _Row | None) -> Ints:
-        """Bytes of paths, and the numbers of their columns in the sets of all rows [paths, budgets]."""
-        paths = np.stack([one.path for one in known])
-        counted = [each.marked[paths].sum(1, dtype=np.int64) for each in (*self.rows, row) if each is not None]
-        return np.column_stack([np.stack([one.memory for one in known]), *counted])
+
+class _Known:
+    """Paths of the columns of a part, whose planes begin the bounds of its parts; the arrays that all of these use."""
+
+    def __init__(self, paths: list[Relaxation], columns: _Columns) -> None:
+        self.paths: list[Relaxation] = paths
+        rows, stages = columns.rows, len(columns.whole.classes)
+        self._columns: Ints = np.array([one.path for one in paths], np.int64).reshape(len(paths), stages)
+        held = np.array([one.memory for one in paths], np.int64).reshape(len(paths), len(columns.whole.budget))
+        counted = [row.marked[self._columns].sum(1, dtype=np.int64) for row in rows]
+        self._bytes: Ints = np.column_stack([held, *counted, np.zeros(len(paths), np.int64)])
+        self.basis: list[tuple[str, int]] = begun(columns.basis, paths)
+        """The basis of the part's bound."""
+
+    def bytes_with(self, row: _Row | None) -> Ints:
+        """Bytes of the paths, and the numbers of their columns in the sets of all rows [paths, budgets]; with those of
+        one more row, the next call changes them."""
+        if row is None:
+            return np.ascontiguousarray(self._bytes[:, :-1])
+        self._bytes[:, -1] = row.marked[self._columns].sum(1, dtype=np.int64)
+        return self._bytes
 
 
-def begun(basis: Sequence[tuple[str, int | Relaxation]], known: Sequence[Relaxation], has_row: bool,
-          row: int) -> list[tuple[str, int]]:
-    """The basis of a part as the one at which that of a smaller part begins, where the mixture exceeds one more row, if
-    it `has_row`; empty if a path of it is not among the `known` ones.  `row`: the last row."""
+def begun(basis: Sequence[tuple[str, int | Relaxation]], known: Sequence[Relaxation]) -> list[tuple[str, int]]:
+    """A basis with the numbers of its paths among the `known` ones; empty if one of them is not known."""
     number = {id(one): i for i, one in enumerate(known)}
-    found = []
-    for kind, of in basis:
-        at = of if isinstance(of, int) else number.get(id(of))
-        if at is None:
-            return []
-        found.append((kind, at))
-    return [*found, ("over", row)] if has_row and found else found
+    found = [(kind, of if isinstance(of, int) else number.get(id(of), -1)) for kind, of in basis]
+    return found if all(of >= 0 for _, of in found) else []
 
 
 def limited(problem: Problem, kept: Ints) -> Problem:
@@ -348,7 +363,7 @@ def with_rows(problem: Problem, rows: Sequence[tuple[Marks, int]]) -> Problem:
     """A problem with (marks of its columns, most marks of a path) as further budgets."""
     made = copy.copy(problem)
     made.memory = np.column_stack([problem.memory, *(marked for marked, _ in rows)])
-    made.budget = np.append(problem.budget, [most for _, most in rows])
+    made.budget = np.append(problem.budget, np.array([most for _, most in rows], np.int64))
     made.total = np.append(problem.total, np.full(len(rows), float(len(problem.classes))))
     return made
 
