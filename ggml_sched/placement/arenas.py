@@ -36,17 +36,18 @@ class Case(NamedTuple):
     """For each device the least bytes that its arena has in this case."""
     caches: tuple[bool | None, ...] = ()
     """For each set of stages that read the same inputs with caches, set after set (`Tables.readers`), for each device
-    whether caches of these stages may be on it; if True, the price has one copy of these inputs.  None: not decided; an
-    empty tuple: nothing is decided."""
+    whether caches of these stages may be on it; then for each input of `Tables.copied`, for each device whether it may
+    read the input.  If True, the price has one copy of these inputs.  None: not decided; an empty tuple: nothing is
+    decided."""
 
 
-def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int], readers: int = 1) -> Case:
-    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]; `readers`:
-    the number of sets of stages in `Case.caches`."""
+def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int], sets: int = 1) -> Case:
+    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]; `sets`: the
+    number of sets in `Case.caches` (`Tables.n_sets`)."""
     # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
     least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
     return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)),
-                (None,) * (readers * len(budgets)))
+                (None,) * (sets * len(budgets)))
 
 
 def halves(case: Case, used: Sequence[int], worth: Sequence[float], spare: Sequence[int],

@@ -67,7 +67,7 @@ class Branching:
         cases."""
         candidates, cases, table = self.candidates, self.cases, self.tables[0]
         cases.orders = mirrors(table.devices, table.links, {d for of in self.pins for d in of.values()})
-        first = tuple(first_case(each.needs, candidates.budgets, len(each.readers)) for each in self.tables)
+        first = tuple(first_case(each.needs, candidates.budgets, each.n_sets) for each in self.tables)
         for shared in product(*(_ways(each.shared, model, each.devices, pins) for each, model, pins in zip(
                 self.tables, candidates.models, self.pins, strict=True))):
             cases.add(first, shared, 0.0)
@@ -254,8 +254,8 @@ class Branching:
             best = candidates.best
             assert best is not None
             limits = tuple(candidates.budgets)
-            cases = tuple(Case(limits, best.arenas, table.caches_of(residents))
-                          for table, residents in zip(self.tables, best.residents, strict=True))
+            cases = tuple(Case(limits, best.arenas, _held(table, residents, nodes))
+                          for table, residents, nodes in zip(self.tables, best.residents, best.nodes, strict=True))
             self._resolve(best, cases, "all")
 
     def _is_best(self) -> bool:
@@ -276,6 +276,14 @@ class Branching:
             if not any(found.missing):
                 break
             arenas = grown(arenas, found)
+
+
+def _held(table: Tables, residents: Mapping[str, int],
+          nodes: Sequence[Mapping[Tensor, int]] | None) -> tuple[bool | None, ...]:
+    """The entries of `Case.caches` for placements with the caches of this one: an input may be copied to more devices."""
+    first = len(table.readers) * len(table.devices)
+    entries = table.caches_of(residents, nodes)
+    return (*entries[:first], *(held or None for held in entries[first:]))
 
 
 def _paths(solution: Solution) -> tuple[tuple[Choice, ...], ...]:

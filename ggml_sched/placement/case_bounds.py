@@ -88,7 +88,7 @@ class CaseBounds:
             return bound
         made.is_raised = True
         [table], [chain], [case] = self.tables, made.chains, made.cases
-        there = {entry for entry, held in enumerate(case.caches) if held}
+        there = {entry for entry, held in enumerate(case.caches[:len(table.readers) * len(table.devices)]) if held}
         required = sorted(there - {other for entry in there for other in table.implied[entry]})
         if not 0 < len(required) <= MAX_ENTERED:
             return bound

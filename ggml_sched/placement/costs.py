@@ -9,7 +9,8 @@ for the variant:
 * nodes: `Facts.seconds` of the device of their site;
 * copies: once for each tensor and device that reads it; an input that several stages read counts in each of them with
   its part of the price.  Inputs that only nodes with caches read are left to tables.py (`held_back`): their price
-  depends on which devices hold caches, not on how many stages do;
+  depends on which devices hold caches, not on how many stages do.  So are the inputs `copied`, for which `Costs.reads`
+  says which variants read them where;
 * splits: where the device changes between a node and the node that runs before it.  A node before that is of another
   stage is taken to be on the device of the incoming activation.
 
@@ -20,7 +21,7 @@ a result may reuse in place the memory of a source whose last reader it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -78,6 +79,8 @@ class Costs:
     """The device of the activation that passes to the next stage [variants, patterns, in]."""
     needs: NDArray[np.int64]
     """Bytes that the arena of each device has to hold at least [variants, patterns, in, devices]."""
+    reads: dict[int, NDArray[np.bool_]]
+    """{input, by id: whether a device reads it [variants, patterns, in, devices]}; `seconds` has no copies of these."""
 
 
 def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: int) -> Where:
@@ -89,13 +92,15 @@ def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: in
 
 def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atoms: Atoms, patterns: NDArray[np.int8],
           ins: Sequence[int], seconds: NDArray[np.float64], machine: Machine, parts: Mapping[int, float],
-          stream_to: Sequence[int]) -> Costs:
+          stream_to: Sequence[int], copied: Collection[int] = ()) -> Costs:
     """The costs of one graph's nodes.
 
     `rules`: for each rule the site of each node.  `ins`: the devices that the incoming activation may be on.
     `seconds` [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts
-    in this stage.  `stream_to`: devices that weights may be streamed to.
+    in this stage.  `stream_to`: devices that weights may be streamed to.  `copied`: inputs, by id, whose copies do not
+    count.
     """
+    parts = {**parts, **dict.fromkeys(copied, 0.0)}
     at = where(patterns, atoms, ins, machine.host)
     shape = (len(patterns), len(ins))
     variants = [(rule, -1) for rule in range(len(rules))]
@@ -103,6 +108,7 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
     taken = np.full((len(variants), *shape), np.inf)
     out = np.zeros((len(variants), *shape), np.int8)
     need = np.zeros((len(variants), *shape, machine.count), np.int64)
+    reads: dict[int, NDArray[np.bool_]] = {s: np.zeros(need.shape, bool) for s in copied}
     for v, (rule, device) in enumerate(variants):
         sites = rules[rule]
         ledger = _Ledger(nodes, sites, len(at), seconds, parts)
@@ -117,12 +123,22 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
         out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
         need[v] = needs(nodes, sites, here, shape, machine.count, native=at if device >= 0 else None,
                         streamed=streamed)
-    return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need)
+        for s, there in reads.items():
+            for c in _reading(nodes, sites, s):
+                there[v] |= here[c][..., None] == np.arange(machine.count)
+    return Costs(tuple(rule for rule, _ in variants), tuple(device for _, device in variants), taken, out, need,
+                 {s: there for s, there in reads.items() if there.any()})
 
 
 def _out_site(nodes: Nodes, sites: Sequence[int], comes_in: int) -> int:
     """The site of the activation that passes to the next stage; -1: none passes."""
     return -1 if nodes.out == -1 else sites[nodes.out] if nodes.out >= 0 else comes_in
+
+
+def _reading(nodes: Nodes, sites: Sequence[int], s: int) -> set[int]:
+    """The sites of the nodes that read an input, by id."""
+    own = {v for v, value in enumerate(nodes.values) if value.origin == GLOBAL and value.number == s}
+    return {site for site, reads in zip(sites, nodes.reads, strict=True) if own.intersection(reads)}
 
 
 def _source(value: Value, sites: Sequence[int], comes_in: int) -> int:

@@ -38,6 +38,7 @@ __all__ = ["Assignment", "TableChain", "Tables"]
 _MAX_STATES = 27        # up to so many combinations of devices, as of three graphs on three devices, all are states
 _MAX_STREAM_TO = 4      # the most devices that weights may be streamed to
 _MAX_READERS = 8        # the most sets of stages that read the same inputs with caches
+_MAX_COPIED = 2         # the most other inputs of which a case says to which devices they are copied
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class TableChain(Chain):
     variants: tuple[tuple[NDArray[np.int16], ...], ...] = field(default=())
     """For each class, for each of its graphs that count in the goal, the variant [all patterns, device of the incoming
     activation, device of the activation passed on]."""
+    caches: tuple[bool | None, ...] = field(default=())
+    """The entries of `Case.caches`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +139,8 @@ class Tables:
         self.readers: tuple[tuple[bool, ...], ...] = ()
         """Sets of stages that read the same inputs with caches: for each set, for each class of stages whether it is in
         the set.  The first set has all stages with caches."""
+        self.copied: tuple[tuple[int, int], ...] = ()
+        """(Graph, id of an input) of the dearest inputs that several stages read, also with nodes without caches."""
         self.shared: tuple[tuple[str, ...], ...] = ()
         """The names of residents that several stages read, in groups: all residents of a group are read by the same
         stages, and are on one device."""
@@ -242,6 +247,7 @@ class Tables:
             prepared.append((m, k, self._outlines[k], atoms, sites(self._outlines[k], atoms)))
         self._held = self._held_back(prepared)
         self._set_readers(prepared)
+        self._set_copied()
         return tuple(self._class(*each, self._held, stream) for each in prepared)
 
     def _share(self, model: Model, wirings: Sequence[Wiring]) -> dict[str, int]:
@@ -302,6 +308,14 @@ class Tables:
         self._inputs: NDArray[np.float64] = np.array([prices[of] for of in self._sets])
         self.readers = tuple(tuple(c in of for c in range(len(prepared))) for of in self._sets)
 
+    def _set_copied(self) -> None:
+        """Find `copied`, and the price of an entry of `Case.caches`: the seconds of one copy, or of one copy of each
+        input of a set, times the weight of the graph."""
+        prices = {(g, s): self._price_of_input(g, s) for g, weight in enumerate(self.weights) if weight
+                  for s, stages in self._shared_values[g].stages.items() if stages > 1 and s not in self._held[g]}
+        self.copied = tuple(sorted(prices, key=lambda of: (-prices[of].max(), of))[:_MAX_COPIED])
+        self._prices = np.concatenate([self._inputs, *(prices[of][None] for of in self.copied)]).reshape(-1)
+
     def _price_of_input(self, g: int, s: int) -> NDArray[np.float64]:
         """Seconds to copy an input of graph g to each device, times the weight of the graph [devices]."""
         found: NDArray[np.float64] = self.weights[g] * (
@@ -323,8 +337,9 @@ class Tables:
             shared = self._shared_values[g].stages
             parts = {s: 0.0 if s in held[g] else 1 / stages for s, stages in shared.items()}
             seconds = self._seconds[g][model.stages[stage].nodes[n]]
+            copied = [s for of, s in self.copied if of == g]
             made_costs.append(costs(made.graphs[n], [rule[n] for rule in rules], made, atoms, found, ins, seconds,
-                                    self._machine, parts, self._stream_to if stream[g] else ()))
+                                    self._machine, parts, self._stream_to if stream[g] else (), copied))
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
                 back[self._set_of[g, s]] += self._price_of_input(g, s) / shared[s]
         if made_costs:
@@ -482,15 +497,22 @@ class Tables:
 
     @cached_property
     def implied(self) -> tuple[tuple[int, ...], ...]:
-        """For each entry of `Case.caches` the others that are True if it is: those of sets with all of its stages."""
+        """For each entry of `Case.caches` the others that are True if it is: those of sets of `readers` with all of its
+        stages."""
         n = len(self.devices)
         wider = [[j for j, other in enumerate(self.readers) if j != i and all(there or not here for here, there in zip(
             of, other, strict=True))] for i, of in enumerate(self.readers)]
-        return tuple(tuple(j * n + d for j in of) for of in wider for d in range(n))
+        return (*(tuple(j * n + d for j in of) for of in wider for d in range(n)), *((),) * (len(self.copied) * n))
+
+    @property
+    def n_sets(self) -> int:
+        """The sets of entries of `Case.caches`, each with one for every device: those of `readers`, then `copied`."""
+        return len(self.readers) + len(self.copied)
 
     @cached_property
     def _least_with_caches(self) -> NDArray[np.int64]:
-        """For each entry of `Case.caches` that is True the bytes that the arena of its device has to hold at least."""
+        """For each entry of `Case.caches` of a set of `readers`, if it is True, the bytes that the arena of its device
+        has to hold at least."""
         found = np.zeros((len(self.readers), len(self.devices)), np.int64)
         for i, of in enumerate(self.readers):
             least = np.full(len(self.devices), np.inf)
@@ -502,38 +524,49 @@ class Tables:
 
     def floors(self, caches: Sequence[bool | None]) -> list[int]:
         """The bytes that the arena of each device has to hold at least where it has caches; `caches`: `Case.caches`."""
-        least = np.where([held is True for held in caches], self._least_with_caches, 0)
+        least = np.where([held is True for held in caches[:len(self._least_with_caches)]], self._least_with_caches, 0)
         found: list[int] = least.reshape(len(self.readers), len(self.devices)).max(0).tolist()
         return found
 
-    def caches_of(self, residents: Mapping[str, int]) -> tuple[bool, ...]:
-        """The entries of `Case.caches` for a placement."""
+    def caches_of(self, residents: Mapping[str, int],
+                  nodes: Sequence[Mapping[Tensor, int]] | None = None) -> tuple[bool | None, ...]:
+        """The entries of `Case.caches` for a placement; without `nodes`, which has the device of each node of each
+        graph, None for `copied`."""
         n = len(self.devices)
         found = [False] * (n * len(self.readers))
         for c, made in zip(self.classes, self._outlines, strict=True):
             for name, resident in zip(made.names, made.residents, strict=True):
                 for i, of in enumerate(self.readers):
                     found[i * n + residents[name]] |= of[c] and resident.cache
+        if nodes is None:
+            return (*found, *(None,) * (n * len(self.copied)))
+        for g, s in self.copied:
+            w = self._wirings[g]
+            at = {nodes[g].get(w.facts.nodes[i]) for i, sources in enumerate(w.sources) if s in sources}
+            found += [d in at for d in range(n)]
         return tuple(found)
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
               limits: Sequence[float] | None = None, within: Within = None) -> TableChain:
-        """The chain of all placements that have no caches where `caches`, which is `Case.caches`, is False, have
-        residents that several stages read on the devices of `shared` ({name: device}, one name for each group), and
-        need arenas of at most `limits` bytes on each device.  `within`: inputs, and a device where their copies are
-        alive before and after each stage.
+        """The chain of all placements that have no caches, or read no input, where `caches`, which is `Case.caches`, is
+        False, have residents that several stages read on the devices of `shared` ({name: device}, one name for each
+        group), and need arenas of at most `limits` bytes on each device.  `within`: inputs, and a device where their
+        copies are alive before and after each stage.  Entries of `copied` may be left out of `caches`: they are None.
 
         These copies have a price: for each entry of `caches` that is True the start of the chain costs one copy; where
-        it is None, or if `caches` is None, each stage of the set with caches on the device costs a part of the copy.
+        it is None, or if `caches` is None, each stage of the set with caches on the device, or each stage that reads
+        the input there, costs a part of the copy.
         A group that `shared` does not name may be on a different device in every stage, and its bytes count in the
         first stage alone: such a chain gives lower bounds only.
 
         A class without an allowed pattern has a single row of infinite cost.
         """
-        entries = len(self.readers) * len(self.devices)
+        n, entries = len(self.devices), self.n_sets * len(self.devices)
+        if caches is not None and len(caches) == entries - n * len(self.copied):
+            caches = (*caches, *(None,) * (n * len(self.copied)))
         if caches is not None and len(caches) != entries:
-            raise ValueError(f"{len(caches)} entries of `caches` for {len(self.readers)} sets of stages and "
-                             f"{len(self.devices)} devices")
+            raise ValueError(f"{len(caches)} entries of `caches` for {len(self.readers)} sets of stages, "
+                             f"{len(self.copied)} inputs and {len(self.devices)} devices")
         if limits is not None and len(limits) != len(self.devices):
             raise ValueError(f"{len(limits)} limits for {len(self.devices)} devices")
         fixed = self._fixed(shared or {})
@@ -548,9 +581,9 @@ class Tables:
             memory.append(taken)
             variants.append(chosen)
         start = np.full(len(self.states), np.inf)
-        start[0] = self._inputs.reshape(-1)[[held is True for held in where_caches]].sum()
+        start[0] = self._prices[[held is True for held in where_caches]].sum()
         return TableChain(self.classes, tuple(cost), tuple(memory), start, self.states, self._known, tuple(rows),
-                          tuple(variants))
+                          tuple(variants), where_caches)
 
     def _fixed(self, shared: Mapping[str, int]) -> dict[int, int]:
         """{index of a group in `self.shared`: its device}, from {name of a resident of the group: device}."""
@@ -586,22 +619,46 @@ class Tables:
             allowed = [mask & (needs[..., d] <= limits[d])
                        for mask, needs in zip(allowed, self._needs_within(number)[c], strict=True)]
         parts = tuple(held is None and i in of for i in range(len(self.readers)) for held in caches[i * n:(i + 1) * n])
-        key = (c, parts, usable.tobytes(), *(mask.tobytes() for mask in allowed))
+        charged = [self._charged(each, j, caches) for j in range(len(each.costs))]
+        for j, cost in enumerate(each.costs):
+            for s, there in cost.reads.items():
+                banned = [held is False for held in self._entries_of(each, j, s, caches)]
+                if any(banned):
+                    allowed[j] = allowed[j] & ~there[..., banned].any(3)
+        key = (c, parts, *map(tuple, charged), usable.tobytes(), *(mask.tobytes() for mask in allowed))
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) > 256:
                 self._kept.clear()
-            found = self._kept[key] = self._make_table(each, parts, usable, allowed)
+            found = self._kept[key] = self._make_table(each, parts, charged, usable, allowed)
         return found
 
-    def _make_table(self, each: _Class, parts: Sequence[bool], usable: NDArray[np.bool_],
-                    allowed: Sequence[NDArray[np.bool_]]) -> _Kept:
-        """Make the result of `_table`.  `parts`: for each entry of `Case.caches` whether a stage of the set with caches
-        on the device pays its part of copying the inputs; `usable`: the patterns that may be used; `allowed`: for each
-        graph the variants within the limits."""
+    def _entries_of(self, each: _Class, j: int, s: int, caches: Sequence[bool | None]) -> Sequence[bool | None]:
+        """For each device the entry of `caches` of an input of graph j of `_Class.active`, by id."""
+        n = len(self.devices)
+        at = len(self.readers) + self.copied.index((self.models[each.model].graphs[each.active[j]], s))
+        return caches[at * n:(at + 1) * n]
+
+    def _charged(self, each: _Class, j: int, caches: Sequence[bool | None]) -> list[tuple[int, int, float]]:
+        """(Id of an input, device, seconds) for each input of graph j of `_Class.active` whose copy to the device is
+        not decided: what each stage that reads it there costs more.  Of the host it is nothing."""
+        g = self.models[each.model].graphs[each.active[j]]
+        return [(s, d, float(self._price_of_input(g, s)[d]) / self.weights[g] / self._shared_values[g].stages[s])
+                for s in each.costs[j].reads for d, held in enumerate(self._entries_of(each, j, s, caches))
+                if held is None and d != self._host]
+
+    def _make_table(self, each: _Class, parts: Sequence[bool], charged: Sequence[Sequence[tuple[int, int, float]]],
+                    usable: NDArray[np.bool_], allowed: Sequence[NDArray[np.bool_]]) -> _Kept:
+        """Make the result of `_table`.  `parts`: for each entry of `Case.caches` of a set of `readers` whether a stage
+        of the set with caches on the device pays its part of copying the inputs; `charged`: for each graph those of
+        `_charged`; `usable`: the patterns that may be used; `allowed`: for each graph the variants within the limits.
+        """
         best, variants = [], []
-        for cost, mask in zip(each.costs, allowed, strict=True):
-            seconds, chosen = self._best_variant(cost, mask & usable[None, :, None])
+        for cost, more, mask in zip(each.costs, charged, allowed, strict=True):
+            taken = cost.seconds
+            for s, d, part in more:
+                taken = taken + part * cost.reads[s][..., d]
+            seconds, chosen = self._best_variant(cost, taken, mask & usable[None, :, None])
             best.append(seconds)
             variants.append(chosen)
         n, s = len(each.patterns), len(self.states)
@@ -631,15 +688,16 @@ class Tables:
         kept = undominated(total, each.memory)
         return kept, np.ascontiguousarray(total[kept]), each.memory[kept], tuple(variants)
 
-    def _best_variant(self, cost: Costs, mask: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
+    def _best_variant(self, cost: Costs, taken: NDArray[np.float64],
+                      mask: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int16]]:
         """(The least seconds; the variant that has them, -1: none) [patterns, device of the incoming activation, device
-        of the activation passed on].  `mask`: the variants that are allowed."""
+        of the activation passed on].  `taken`: the seconds of the variants; `mask`: those that are allowed."""
         n, i = cost.seconds.shape[1:]
         every = np.ogrid[:n, :i]
         best = np.full((n, i, len(self.devices)), np.inf)
         chosen = np.full((n, i, len(self.devices)), -1, np.int16)
         for v in range(len(cost.rule)):
-            seconds = np.where(mask[v], cost.seconds[v], np.inf)
+            seconds = np.where(mask[v], taken[v], np.inf)
             better = np.nonzero(seconds < best[(*every, cost.out[v])])
             to = (*better, cost.out[v][better])
             best[to], chosen[to] = seconds[better], v
@@ -675,10 +733,10 @@ class Tables:
 
     def unpaid(self, chain: TableChain, path: Sequence[Choice]) -> list[float]:
         """For each entry of `Case.caches` the seconds of one copy of the set's inputs to the device, less what the
-        path's cost includes of them; 0 where the path has no caches of the set there.  Valid for entries that are None
-        in the chain's `caches`."""
+        path's cost includes of them; 0 where the path has no caches of the set there, or does not read the input there.
+        Valid for entries that are None in the chain's `caches`."""
         n = len(self.devices)
-        paid: list[list[float]] = [[] for _ in range(len(self.readers) * n)]
+        paid: list[list[float]] = [[] for _ in self._prices]
         for choice, c in zip(path, self.classes, strict=True):
             each = self._classes[c]
             if each.atoms.cache >= 0:
@@ -686,8 +744,15 @@ class Tables:
                 for i, of in enumerate(self.readers):
                     if of[c]:
                         paid[i * n + d].append(float(each.held_back[i, d]))
+            for j, cost in enumerate(each.costs):
+                g = self.models[each.model].graphs[each.active[j]]
+                variant, enters = self._variant(chain, each, c, int(chain.rows[c][choice.pattern]), choice, j)
+                for s, there in cost.reads.items():
+                    at = (len(self.readers) + self.copied.index((g, s))) * n
+                    for d in np.flatnonzero(there[variant, chain.rows[c][choice.pattern], enters]).tolist():
+                        paid[at + d].append(float(self._prices[at + d]) / self._shared_values[g].stages[s])
         return [max(0.0, price - sum(parts)) if parts else 0.0
-                for price, parts in zip(self._inputs.reshape(-1).tolist(), paid, strict=True)]
+                for price, parts in zip(self._prices.tolist(), paid, strict=True)]
 
     def _variant(self, chain: TableChain, each: _Class, c: int, row: int, choice: Choice, j: int) -> tuple[int, int]:
         """(The variant of a graph under a choice, the index in `_Class.ins` of the device of the incoming activation).
@@ -695,7 +760,10 @@ class Tables:
         enters = each.ins.index(self.states[choice.state_in][j])
         chosen = chain.variants[c][j][row, enters]
         if each.outline.last:       # no stage reads the result: it may be on any device
-            seconds = np.where(chosen >= 0, each.costs[j].seconds[chosen, row, enters], np.inf)
+            cost = each.costs[j]
+            seconds = np.where(chosen >= 0, cost.seconds[chosen, row, enters], np.inf)
+            for s, d, part in self._charged(each, j, chain.caches):
+                seconds = seconds + part * cost.reads[s][chosen, row, enters, d]
             return int(chosen[int(seconds.argmin())]), enters
         return int(chosen[self.states[choice.state_out][j]]), enters
 

@@ -206,10 +206,13 @@ def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(m
 
 def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_has_them(monkeypatch):
     """On three devices: first with few labels in its own case, then thoroughly in the case of its arenas and caches."""
-    best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0, residents=({"cache": 1},))
+    best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0, residents=({"cache": 1},),
+                           nodes=("assigned",))
     candidates = SimpleNamespace(budgets=[100, 80, 1000], best=best, fine=0.0, cutoff=2.0, is_late=False,
                                  is_near=lambda bound: False)
-    table = SimpleNamespace(caches_of=lambda residents: tuple(d >= residents["cache"] for d in range(3)))
+    # One set of stages with caches, and one input that the placement copies to the first device.
+    table = SimpleNamespace(readers=((True,),), devices=(0, 1, 2), caches_of=lambda residents, nodes: (
+        *(d >= residents["cache"] for d in range(3)), nodes == "assigned", False, False))
     solved = []
     monkeypatch.setattr(branching, "chains_of", lambda tables, cases, shared: solved.append(list(cases)) or [cases])
     monkeypatch.setattr(branching, "joined", lambda chains: chains[0])
@@ -217,7 +220,7 @@ def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_ha
     search = Branching(candidates, [table], [{}])
     search._polish()
     assert solved == [[CASE, ((3, 4, 5), "some")],
-                      [Case((100, 80, 1000), (3, 4, 5), (False, True, True)), ((3, 4, 5), "all")]]
+                      [Case((100, 80, 1000), (3, 4, 5), (False, True, True, True, None, None)), ((3, 4, 5), "all")]]
     candidates.is_near = lambda bound: True
     search._polish()
     assert len(solved) == 2

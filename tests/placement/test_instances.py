@@ -55,6 +55,10 @@ def test_copies_that_last_raise_the_arena_where_no_budget_binds_beside_the_least
     assert fit.gap <= 0.005                 # 0.0104 where multipliers, which are all 0, decided what is worth it
 
 
+def test_a_copy_of_the_positions_counts_once_for_each_device_in_the_bound() -> None:
+    assert instances.instance(5091).fit().gap <= 0.005      # 0.0103 where each stage paid for a part of the copy
+
+
 @pytest.mark.parametrize("goal", instances.GOALS[1:])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(20, 60))])
 def test_other_goals_keep_the_budgets_too(seed: int, goal: str) -> None:

@@ -129,9 +129,13 @@ def test_graphs_that_cost_nothing_follow_those_that_do():
 # -- pruning ----------------------------------------------------------------------------------
 
 
+def charged(made, each):
+    return [made._charged(each, j, (None,) * made.n_sets * len(made.devices)) for j in range(len(each.costs))]
+
+
 def test_pruning_never_removes_an_optimum():
     made = tables([decoder(1, hidden=96)], (FAST, GPU, CPU))
-    full = {c: made._make_table(each, (True,) * 3, np.ones(len(each.patterns), bool),
+    full = {c: made._make_table(each, (True,) * 3, charged(made, each), np.ones(len(each.patterns), bool),
                                 [np.ones(cost.seconds.shape, bool) for cost in each.costs])
             for c, each in enumerate(made._classes)}
     chain = made.chain()
@@ -141,7 +145,7 @@ def test_pruning_never_removes_an_optimum():
         assert kept == set(chain.rows[c].tolist())
         everything = np.concatenate([chain.cost[c].reshape(len(kept), -1), chain.memory[c]], axis=1)
         for row in range(len(each.patterns)):
-            alone = made._make_table(each, (True,) * 3, np.arange(len(each.patterns)) == row,
+            alone = made._make_table(each, (True,) * 3, charged(made, each), np.arange(len(each.patterns)) == row,
                                      [np.ones(cost.seconds.shape, bool) for cost in each.costs])[1]
             values = np.concatenate([alone.reshape(-1), each.memory[row]])
             assert (everything <= values + 1e-15).all(1).any(), "a pattern that none beats was removed"
@@ -212,7 +216,7 @@ def test_a_device_with_caches_pays_for_their_inputs_once_where_that_is_decided()
         assert unpaid[2] == 0       # inputs start on the host
         for caches in itertools.product((None, True), repeat=3):
             decided = path_for(made.chain(caches), worth)
-            more = sum(price for price, held in zip(unpaid, caches, strict=True) if held)
+            more = sum(price for price, held in zip(unpaid[:3], caches, strict=True) if held)
             if all(there[d] for d in range(2) if caches[d]):
                 assert decided.cost == pytest.approx(solution.cost + more, rel=1e-12)
             else:
@@ -247,6 +251,53 @@ def test_a_device_pays_for_the_inputs_that_its_own_caches_read_and_for_no_others
             assert not any(made.reading[c][closed.rows[c]][:, there].any()
                            for c in closed.classes if np.isfinite(closed.cost[c]).any())
     assert differ > 20 and paid > 20
+
+
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_an_input_that_nodes_without_caches_read_is_paid_for_once_on_each_device_that_reads_it(tokens):
+    made = tables([decoder(4, tokens=tokens)], (FAST, GPU, CPU))
+    n, first = 3, 3 * len(made.readers)
+    assert len(made.copied) == 1        # the positions
+    random, free = np.random.default_rng(4), made.chain()
+    paid = differ = 0
+    for solution in random_solutions(free, random, 80):
+        assignment = made.assignment(free, solution)
+        there = made.caches_of(assignment.residents, assignment.nodes)
+        assert len(there) == made.n_sets * n
+        differ += there[:n] != there[first:]
+        decided, seconds = path_in(made, there, free, solution), real_price(made, free, solution, LINK)[0]
+        assert solution.cost <= seconds * (1 + 1e-9)
+        unpaid = made.unpaid(free, solution.path)
+        assert all(held or not price for price, held in zip(unpaid[first:], there[first:], strict=True))
+        if decided is not None:
+            assert decided.cost == pytest.approx(real_price(made, made.chain(there), decided, LINK)[0], rel=1e-9)
+            more = sum(price for price, held in zip(unpaid, there, strict=True) if held)
+            assert solution.cost + more == pytest.approx(seconds, rel=1e-9)
+            paid += sum(unpaid[first:]) > 1e-7
+        closed = made.chain((*(None,) * first, *(False if held else None for held in there[first:])))
+        for c, each in enumerate(made._classes):
+            for j, cost in enumerate(each.costs):
+                for reads in cost.reads.values():
+                    for variant, row, enters, out in zip(*closed_variants(closed, c, j), strict=True):
+                        assert not (reads[variant, row, enters] & np.array(there[first:])).any(), out
+    assert paid > 20 and differ
+
+
+def path_in(made, there, free, solution):
+    """The solution in the chain where all entries are decided; None where another pattern beats one of it there."""
+    chain, path = made.chain(there), []
+    for c, choice in zip(free.classes, solution.path, strict=True):
+        path += [choice._replace(pattern=int(row))
+                 for row in np.flatnonzero(chain.rows[c] == free.rows[c][choice.pattern])]
+    return solution_of(chain, path) if len(path) == len(solution.path) else None
+
+
+def closed_variants(chain, c, j):
+    """(Variants, patterns, devices of the incoming activation, devices of the outgoing one) of a class of a chain."""
+    rows = chain.rows[c][np.isfinite(chain.cost[c]).any((1, 2))]
+    chosen = chain.variants[c][j][rows]
+    row, enters, out = np.nonzero(chosen >= 0)
+    return chosen[row, enters, out], rows[row], enters, out
 
 
 def test_arenas_are_no_smaller_than_what_caches_need_where_a_device_has_some():
@@ -530,7 +581,7 @@ def test_arguments_that_make_no_sense_are_errors(given, error, message):
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"caches": (True,)}, "1 entries of `caches` for 1 sets of stages and 2 devices"),
+    ({"caches": (True,)}, "1 entries of `caches` for 1 sets of stages, 1 inputs and 2 devices"),
     ({"limits": (1,)}, "1 limits for 2"),
     ({"shared": {"embd": 0}}, "'embd' is not read in several stages"),
 ])
