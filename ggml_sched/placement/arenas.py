@@ -42,8 +42,8 @@ class Case(NamedTuple):
 
 
 def first_case(needs: Sequence[NDArray[np.int64]], budgets: Sequence[int], sets: int = 1) -> Case:
-    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]; `sets`: the
-    number of sets in `Case.caches` (`Tables.n_sets`)."""
+    """The case of all placements; `needs`: for each class of stages the bytes of arenas [patterns, devices]; `sets`:
+    the number of sets in `Case.caches` (`Tables.n_sets`)."""
     # Every stage has a pattern, so no arena is smaller than the least need of the class that needs most.
     least = [max((int(table[:, d].min()) for table in needs if len(table)), default=0) for d in range(len(budgets))]
     return Case(tuple(budgets), tuple(min(pair) for pair in zip(least, budgets, strict=True)),

@@ -23,6 +23,7 @@ from ggml_sched.placement.chains import dearer, joined
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.last_bounds import FIRST, LastBounds
 from ggml_sched.placement.open_cases import Open, OpenCases
+from ggml_sched.placement.phases import Phase
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
 from ggml_sched.planning.plan import Plan
@@ -31,6 +32,8 @@ __all__ = ["Branching"]
 
 MAX_CASES = 48
 """The most cases of arenas that are searched."""
+MAX_SEARCHED = 3
+"""The most of them in a wide search: branch and bound, with which `LastBounds` goes on, proves more in this time."""
 MAX_CUTS = 160
 """The most cases that are cut in two without a search, because their bounds are far below the best."""
 MAX_BEYOND = 4
@@ -72,7 +75,8 @@ class Branching:
                 self.tables, candidates.models, self.pins, strict=True))):
             cases.add(first, shared, 0.0)
         beyond = cuts = searched = 0
-        while (searched < MAX_CASES and cases.left and not candidates.is_near(cases.left[0][0])
+        most = MAX_SEARCHED if cases.is_wide else MAX_CASES
+        while (searched < most and cases.left and not candidates.is_near(cases.left[0][0])
                and not candidates.is_late):
             # The bound of all cases cannot rise above that of a closed case: more search only finds better candidates.
             beyond += cases.left[0][0] >= min([cases.closed, *(bound for bound, _, _ in cases.weak[:1])])
@@ -155,13 +159,13 @@ class Branching:
         for _ in range(MAX_ROUNDS):
             if solution is None or solution.path is None:
                 break
-            found = candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+            found = self._planned(made, solution)
             if not any(found.missing):
                 self._fill(made, found, assumed)
                 break
             first = first or found
             assumed = grown(assumed, found)
-            if self._is_tried(made.cases, made.shared, assumed):
+            if self._is_tried(made.cases, made.shared, assumed, made.phases):
                 break
             solution = candidates.solve(made.chain, assumed, cutoff=candidates.cutoff, effort="few")
         return first
@@ -169,15 +173,23 @@ class Branching:
     def _fill(self, made: Open, found: Found, assumed: Sequence[int]) -> None:
         """Solve once more with the arenas of a placement that fits, if they are smaller than those assumed for it."""
         if all(size >= held for size, held in zip(found.arenas, assumed, strict=True)) or self._is_tried(
-                made.cases, made.shared, found.arenas):
+                made.cases, made.shared, found.arenas, made.phases):
             return
         solution = self.candidates.solve(made.chain, found.arenas, cutoff=self.candidates.cutoff, effort="few")
         if solution is not None and solution.path is not None:
-            self.candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+            self._planned(made, solution)
 
-    def _is_tried(self, cases: Sequence[Case], shared: Sequence[Mapping[str, int]], arenas: Sequence[int]) -> bool:
+    def _planned(self, made: Open, solution: Solution) -> Found:
+        """The real plans of a solution of the chain of a case."""
+        assert solution.path is not None
+        if made.phased is not None:
+            solution = replace(solution, path=made.phased.translated(solution.path))
+        return self.candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
+
+    def _is_tried(self, cases: Sequence[Case], shared: Sequence[Mapping[str, int]], arenas: Sequence[int],
+                  phases: Sequence[Phase] = ()) -> bool:
         """Whether the patterns of some cases were solved with these arenas before; from now on they count as solved."""
-        key = (*((case.limits, case.caches) for case in cases), *arenas,
+        key = (*((case.limits, case.caches) for case in cases), *arenas, *phases,
                *(tuple(sorted(fixed.items())) for fixed in shared))
         if key in self._assumed:
             return True
@@ -280,7 +292,7 @@ class Branching:
 
 def _held(table: Tables, residents: Mapping[str, int],
           nodes: Sequence[Mapping[Tensor, int]] | None) -> tuple[bool | None, ...]:
-    """The entries of `Case.caches` for placements with the caches of this one: an input may be copied to more devices."""
+    """The entries of `Case.caches` for placements with the caches of this one, and with its inputs on more devices."""
     first = len(table.readers) * len(table.devices)
     entries = table.caches_of(residents, nodes)
     return (*entries[:first], *(held or None for held in entries[first:]))

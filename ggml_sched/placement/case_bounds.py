@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ggml_sched.placement.candidates import Candidates
-from ggml_sched.placement.chain import Chain, Solution
-from ggml_sched.placement.chains import dearer, entered, phased
+from ggml_sched.placement.chain import Solution
+from ggml_sched.placement.chains import dearer, entered
 from ggml_sched.placement.open_cases import FAR, WORTH, Open, OpenCases, relaxed
+from ggml_sched.placement.phases import Phase, PhasedCase
 from ggml_sched.placement.solve import answer
 from ggml_sched.placement.solve.bound import best_bound
 from ggml_sched.placement.solve.branches import Branches
@@ -123,7 +124,8 @@ class CaseBounds:
                 need = table.needed(made.chains[0], path, (number, d))[d]
                 if not self._is_worth(made, floors, d, need):
                     continue
-                chain = dearer(self.smaller(made, number, d, need), candidates.fine)
+                phased = PhasedCase(table, case, made.shared[0], (Phase(number, d, need),))
+                chain = dearer(phased.chain, candidates.fine)
                 bound = relaxed(chain, candidates.room(floors))[0].bound
                 if least * (1 - BELOW) <= bound < least and self._below < MAX_BELOW:
                     self._below += 1
@@ -144,14 +146,6 @@ class CaseBounds:
             room = self.candidates.room([*floors[:d], need, *floors[d + 1:]])
             gain = math.inf if min(room) < 0 else relaxed(made.chain, room)[0].bound - made.solution.bound
         return gain >= self.candidates.within * WORTH * made.solution.bound
-
-    def smaller(self, made: Open, number: int, d: int, need: int) -> Chain:
-        """The chain of the placements of a case of which no stage between the first and the last that read the inputs
-        `lasting[number]` on device d needs `need` bytes there."""
-        [table], [case], [shared] = self.tables, made.cases, made.shared
-        limits = (*case.limits[:d], min(case.limits[d], need - 1), *case.limits[d + 1:])
-        outer, inner = (table.chain(case.caches, shared, limits, within) for within in (None, (number, d)))
-        return phased(outer, inner, [of[rows] for of, rows in zip(table.reads(number, d), outer.rows, strict=True)])
 
     def above(self, made: Open, bound: float) -> bool:
         """Replace a case by one of larger floors (see `_lasting`), if all placements with smaller arenas are proven to

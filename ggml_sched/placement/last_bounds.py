@@ -17,15 +17,18 @@ from ggml_sched.placement.case_bounds import CaseBounds
 from ggml_sched.placement.chain import Choice, Solution
 from ggml_sched.placement.chains import dearer, joined
 from ggml_sched.placement.open_cases import WORTH, Bounded, Open, OpenCases, relaxed
+from ggml_sched.placement.phases import MOST_PHASES, Phase, PhasedCase
 from ggml_sched.placement.tables import Tables
 
 __all__ = ["FIRST", "LastBounds"]
 
 EFFORTS = {"more": 8, "most": 2}
 """{effort of `solve`: the most cases that are solved once more with this effort}."""
-FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 3 << 25
+FIRST, LATER, BRANCHED = 1 << 22, 1 << 23, 3 << 27
 """In a wide search, about how many columns branch and bound tries for a case that is far below the best: in its first
 two turns, in each later turn, and for all cases together after the search."""
+PARTED = 1 << 22
+"""Two parts in place of a case take as long as so many more columns would."""
 NEARER = 8
 """A turn for a case that is no longer far below the best counts for so many."""
 SLOW = 2e-4
@@ -107,12 +110,54 @@ class LastBounds:
             better = self._bounds.branched(made, bound, turn)
             assert made.branches is not None
             is_stuck = made.branches.is_stuck
-            if is_stuck and self._parted(made, better):
+            if self._parted_at_path(made, better) or (is_stuck and self._parted(made, better)):
+                effort -= PARTED
                 continue
             heappush(cases.left, (better, count, made))
-            if is_stuck or made.branches.value < before * (1 + SLOW):
+            if is_stuck or (made.branches.value < before * (1 + SLOW) and not cases.is_far(better)):
                 break
         return cases.bound
+
+    def _parted_at_path(self, made: Open, bound: float) -> bool:
+        """Put two parts in place of a case whose branch and bound has met a path so cheap that no bound of the case can
+        be near the best: cut where this path needs more than the case counts.  Returns whether it was parted."""
+        candidates, branches = self.candidates, made.branches
+        assert candidates.best is not None and branches is not None
+        if not made.chains or branches.path is None or candidates.is_near(branches.problem.cost_of(branches.path)):
+            return False
+        path, memory = branches.problem.choices(branches.path), branches.problem.bytes_of(branches.path)
+        parts = self.cases.halves_at(made, path, memory)
+        for part in parts or ():
+            self.cases.add(part, made.shared, bound, made.phases)
+        return parts is not None or self._lasting_at(made, bound, made.own(path)[0], memory)
+
+    def _lasting_at(self, made: Open, bound: float, path: Sequence[Choice], memory: Sequence[int]) -> bool:
+        """Part a case where a path of it exceeds the budget of a device by most while copies of inputs stay there:
+        either the arena is what the path needs, or less is needed where the copies stay.  Returns whether it was
+        parted."""
+        if len(self.tables) > 1:
+            return False
+        [table], [case], limits = self.tables, made.cases, {phase[:2]: phase.need for phase in made.phases}
+        over, _, phase = max(
+            ((memory[d] + need - budget) / max(budget, 1), -number, Phase(number, d, need))
+            for number in range(len(table.lasting)) for d, budget in enumerate(self.candidates.budgets)
+            for need in [table.needed(made.chains[0], path, (number, d))[d]]
+            if case.floors[d] < need < limits.get((number, d), math.inf)
+        ) if table.lasting else (0.0, 0, Phase(0, 0, 0))
+        if over <= 0:
+            return False
+        return self._part_by(made, bound, phase)
+
+    def _part_by(self, made: Open, bound: float, phase: Phase) -> bool:
+        """Part a case by a phase; returns False where a part would have too many phases."""
+        [case], (number, d, need) = made.cases, phase
+        phases = (*(old for old in made.phases if old[:2] != (number, d)), phase)
+        if len(phases) > MOST_PHASES:
+            return False
+        self.cases.add((case,), made.shared, bound, phases)
+        self.cases.add((case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:])),), made.shared, bound,
+                       made.phases)
+        return True
 
     def _parted(self, made: Open, bound: float) -> bool:
         """Put two parts in place of a case, cut at what the paths of its bound need of an arena, or by how long copies
@@ -125,32 +170,29 @@ class LastBounds:
         paths = tuple(problem.choices(one.path) for one in made.branches.mixture) or made.mixture
         parts = self.cases.halves(made, paths)
         for part in parts or ():
-            self.cases.add(part, made.shared, bound)
+            self.cases.add(part, made.shared, bound, made.phases)
         return parts is not None or self._by_lasting(made, bound, paths)
 
     def _by_lasting(self, made: Open, bound: float, paths: Sequence[Sequence[Choice]]) -> bool:
         """Part a case by how long copies of the inputs that are read with caches stay on one device (see `CaseBounds`):
-        the arena is at least what one of these paths needs, or less is needed where the copies stay.  Only the first
-        part is a case; the second has a bound, and no placements are sought there.  Returns whether it was parted."""
-        if len(self.tables) > 1:
+        the arena is at least what one of these paths needs, or less is needed where the copies stay.  Returns whether
+        it was parted."""
+        if len(self.tables) > 1 or made.phases:
             return False
         [table], [case] = self.tables, made.cases
         candidates = self.candidates
         gain, number, d, need = max(
             (made.solution.multipliers[d] * (need - case.floors[d]), number, d, need)
             for number in range(len(table.lasting)) for d in range(len(case.floors))
-            for need in [max(table.needed(made.chains[0], path, (number, d))[d] for path in paths)]
+            for need in [max(table.needed(made.chains[0], made.own(path)[0], (number, d))[d] for path in paths)]
         ) if table.lasting else (0.0, 0, 0, 0)
         if gain <= candidates.within * WORTH * bound:
             return False
-        chain = dearer(self._bounds.smaller(made, number, d, need), candidates.fine)
-        solution, mixture = relaxed(chain, candidates.room(made.floors))
-        if solution.bound - made.solution.bound < LASTING * gain:
+        phase = Phase(number, d, need)
+        chain = dearer(PhasedCase(table, case, made.shared[0], (phase,)).chain, candidates.fine)
+        if relaxed(chain, candidates.room(made.floors))[0].bound - made.solution.bound < LASTING * gain:
             return False
-        self.cases.put(max(bound, solution.bound),
-                       Open(made.cases, made.shared, (), chain, made.floors, solution, mixture))
-        self.cases.add((case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:])),), made.shared, bound)
-        return True
+        return self._part_by(made, bound, phase)
 
     def _unite(self) -> None:
         """Put unions in place of the cases that are far below the best.  Cases which differ in their arenas alone are
@@ -176,7 +218,7 @@ class LastBounds:
         made, members = first, [open_[0]]
         least = first.solution.bound * (1 - UNITED * candidates.within)
         for each in open_[1:]:
-            if (not self.cases.is_far(each[0]) or each[2].shared != first.shared
+            if (not self.cases.is_far(each[0]) or each[2].phases or first.phases or each[2].shared != first.shared
                     or any(a.caches != b.caches for a, b in zip(each[2].cases, first.cases, strict=True))):
                 continue
             cases = tuple(united(pair) for pair in zip(made.cases, each[2].cases, strict=True))

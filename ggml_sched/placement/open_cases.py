@@ -15,6 +15,7 @@ from ggml_sched.placement.arenas import Case, by_caches, halves, mirrored, raise
 from ggml_sched.placement.candidates import Candidates, chains_of
 from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.chains import dearer, joined, parted
+from ggml_sched.placement.phases import Phase, PhasedCase
 from ggml_sched.placement.solve.bound import best_bound
 from ggml_sched.placement.solve.branches import Branches
 from ggml_sched.placement.solve.problem import Problem
@@ -55,6 +56,16 @@ class Open:
     """The branch and bound of `CaseBounds.branched`, which goes on in its next turn."""
     is_parted: bool = False
     """Whether `LastBounds` has tried to part this case, or need not."""
+    phased: PhasedCase | None = None
+    """What copies of inputs leave free of arenas in all placements of this case; only of one model."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return () if self.phased is None else self.phased.phases
+
+    def own(self, path: Sequence[Choice]) -> list[tuple[Choice, ...]]:
+        """For each model its choices in a path of `chain`, as a path of its chain in `chains`."""
+        return parted(path, self.chains) if self.phased is None else [self.phased.translated(path)]
 
 
 class OpenCases:
@@ -85,29 +96,31 @@ class OpenCases:
         """The bound of all cases."""
         return min([self.closed, *(of[0][0] for of in (self.left, self.weak) if of)])
 
-    def add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float) -> None:
+    def add(self, cases: tuple[Case, ...], shared: tuple[Mapping[str, int], ...], bound: float,
+            phases: tuple[Phase, ...] = ()) -> None:
         """Bound a case with its floors as arenas, and put it among those that are left.  A case that differs from an
         earlier one only by an exchange of equal devices is left out."""
         cases = tuple(raised(case, table.floors(case.caches)) for case, table in zip(cases, self.tables, strict=True))
         if any(floor > limit for case in cases for floor, limit in zip(case.floors, case.limits, strict=True)):
             return
-        if len(self.orders) > 1:
+        if len(self.orders) > 1 and not phases:
             key = mirrored(cases, shared, self.orders)
             if key in self._added:
                 return
             self._added.add(key)
-        chains = chains_of(self.tables, cases, shared)
-        chain = dearer(joined(chains), self.candidates.fine)
         floors = self.candidates.joined([case.floors for case in cases])
         room = self.candidates.room(floors)
         if min(room) < 0:
             return
+        phased = PhasedCase(self.tables[0], cases[0], shared[0], phases) if phases else None
+        chains = chains_of(self.tables, cases, shared) if phased is None else [phased.every]
+        chain = dearer(joined(chains) if phased is None else phased.chain, self.candidates.fine)
         solution, mixture = relaxed(chain, room)
         bound = max(bound, solution.bound)
         if solution.path is None:
             self.closed = min(self.closed, bound)
         else:
-            self.put(bound, Open(cases, shared, chains, chain, floors, solution, mixture))
+            self.put(bound, Open(cases, shared, chains, chain, floors, solution, mixture, phased=phased))
 
     def put(self, bound: float, made: Open) -> None:
         """Put a case among those that are left, or drop it if its bound is infinite: then it has no placement."""
@@ -132,7 +145,7 @@ class OpenCases:
             return None
         best: tuple[float, int, tuple[Case, Case]] | None = None
         least = self.candidates.within * WORTH * made.solution.bound
-        used, parts = [], [parted(path, made.chains) for path in paths]
+        used, parts = [], [made.own(path) for path in paths]
         for k, (case, table, chain) in enumerate(zip(made.cases, self.tables, made.chains, strict=True)):
             used.append([max(of) for of in zip(*(table.needed(chain, own[k]) for own in parts), strict=True)])
             unpaid = [max(of) for of in zip(*(table.unpaid(chain, own[k]) for own in parts), strict=True)]
@@ -148,6 +161,33 @@ class OpenCases:
         if best is None:
             return None
         _, k, cut = best
+        return tuple((*made.cases[:k], part, *made.cases[k + 1:]) for part in cut)
+
+    def halves_at(self, made: Open, path: Sequence[Choice],
+                  memory: Sequence[int]) -> tuple[tuple[Case, ...], ...] | None:
+        """The two parts of the case, cut so that no part has the path at its cost: at what its arena needs on the
+        device whose budget it exceeds most, or else by the copies of inputs of which its cost leaves out most; None if
+        it keeps all budgets, and pays for these copies.  `memory`: bytes of the path on each device."""
+        needs = self.needs(made, path)
+        arenas = self.candidates.joined([[max(pair) for pair in zip(of, case.floors, strict=True)]
+                                         for of, case in zip(needs, made.cases, strict=True)])
+        over = [(held + arena - budget) / max(budget, 1)
+                for held, arena, budget in zip(memory, arenas, self.candidates.budgets, strict=True)]
+        d = max(range(len(over)), key=lambda d: over[d])
+        if over[d] > 0:
+            k = max(range(len(needs)), key=lambda k: needs[k][d] - made.cases[k].floors[d])
+            case, need = made.cases[k], needs[k][d]
+            if need > case.floors[d]:
+                cut = (case._replace(floors=(*case.floors[:d], need, *case.floors[d + 1:])),
+                       case._replace(limits=(*case.limits[:d], need - 1, *case.limits[d + 1:])))
+                return tuple((*made.cases[:k], part, *made.cases[k + 1:]) for part in cut)
+        best = max(((found, k) for k, (case, table, chain, own) in enumerate(zip(
+            made.cases, self.tables, made.chains, made.own(path), strict=True))
+            for found in [by_caches(case, table.unpaid(chain, own), table.implied)] if found is not None),
+            key=lambda found: found[0][0], default=None)
+        if best is None or best[0][0] <= self.candidates.within * WORTH * made.solution.bound:
+            return None
+        (_, cut), k = best
         return tuple((*made.cases[:k], part, *made.cases[k + 1:]) for part in cut)
 
     def _raised_by_floors(self, made: Open, used: Sequence[Sequence[int]],
@@ -177,7 +217,7 @@ class OpenCases:
     def needs(self, made: Open, path: Sequence[Choice]) -> list[list[int]]:
         """For each model the bytes that a path needs at least of the arena of each device."""
         return [table.needed(chain, part)
-                for table, chain, part in zip(self.tables, made.chains, parted(path, made.chains), strict=True)]
+                for table, chain, part in zip(self.tables, made.chains, made.own(path), strict=True)]
 
     def may_fit(self, made: Open, solution: Solution) -> bool:
         """Whether a solution keeps the budgets with the arenas that it needs at least."""

@@ -547,11 +547,12 @@ class Tables:
         return tuple(found)
 
     def chain(self, caches: Sequence[bool | None] | None = None, shared: Mapping[str, int] | None = None,
-              limits: Sequence[float] | None = None, within: Within = None) -> TableChain:
+              limits: Sequence[float] | None = None, within: Sequence[tuple[int, int]] = ()) -> TableChain:
         """The chain of all placements that have no caches, or read no input, where `caches`, which is `Case.caches`, is
         False, have residents that several stages read on the devices of `shared` ({name: device}, one name for each
-        group), and need arenas of at most `limits` bytes on each device.  `within`: inputs, and a device where their
-        copies are alive before and after each stage.  Entries of `copied` may be left out of `caches`: they are None.
+        group), and need arenas of at most `limits` bytes on each device.  `within`: inputs, as indices of `lasting`,
+        and a device where their copies are alive before and after each stage.  Entries of `copied` may be left out of
+        `caches`: they are None.
 
         These copies have a price: for each entry of `caches` that is True the start of the chain costs one copy; where
         it is None, or if `caches` is None, each stage of the set with caches on the device, or each stage that reads
@@ -575,7 +576,7 @@ class Tables:
             None if held is None else bool(held) for held in caches)
         for c, each in enumerate(self._classes):
             kept, table, taken, chosen = self._table(c, each, where_caches, fixed,
-                                                     None if limits is None else tuple(limits), within)
+                                                     None if limits is None else tuple(limits), tuple(within))
             rows.append(kept)
             cost.append(table)
             memory.append(taken)
@@ -600,7 +601,7 @@ class Tables:
         return fixed
 
     def _table(self, c: int, each: _Class, caches: tuple[bool | None, ...], fixed: Mapping[int, int],
-               limits: tuple[float, ...] | None, within: Within) -> _Kept:
+               limits: tuple[float, ...] | None, within: Sequence[tuple[int, int]]) -> _Kept:
         """(The patterns of class `c` that no other beats; their seconds [patterns, states, states]; their bytes
         [patterns, devices]; for each graph that counts in the goal the variant of fewest seconds [all patterns, device
         of the incoming activation, device of the activation passed on]).  The other arguments are those of `chain`."""
@@ -614,10 +615,10 @@ class Tables:
                 usable &= each.devices[:, each.atoms.of[r]] == fixed[resident.shared]
         most = np.inf if limits is None else np.array(limits)
         allowed = [np.asarray((cost.needs <= most).all(3)) for cost in each.costs]
-        if within is not None and limits is not None:
-            number, d = within
-            allowed = [mask & (needs[..., d] <= limits[d])
-                       for mask, needs in zip(allowed, self._needs_within(number)[c], strict=True)]
+        if limits is not None:
+            for number, d in within:
+                allowed = [mask & (needs[..., d] <= limits[d])
+                           for mask, needs in zip(allowed, self._needs_within(number)[c], strict=True)]
         parts = tuple(held is None and i in of for i in range(len(self.readers)) for held in caches[i * n:(i + 1) * n])
         charged = [self._charged(each, j, caches) for j in range(len(each.costs))]
         for j, cost in enumerate(each.costs):

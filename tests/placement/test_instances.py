@@ -55,6 +55,10 @@ def test_copies_that_last_raise_the_arena_where_no_budget_binds_beside_the_least
     assert fit.gap <= 0.005                 # 0.0104 where multipliers, which are all 0, decided what is worth it
 
 
+def test_a_case_is_divided_at_a_path_that_is_no_placement_and_searched_beyond_it() -> None:
+    assert instances.instance(5333).fit().gap <= 0.005      # 0.045 where branch and bound alone went on with the case
+
+
 def test_a_copy_of_the_positions_counts_once_for_each_device_in_the_bound() -> None:
     assert instances.instance(5091).fit().gap <= 0.005      # 0.0103 where each stage paid for a part of the copy
 

@@ -41,8 +41,8 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
 MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "more": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
 MAX_MERGED = 2
-"""Labels are merged only where at most so many devices are scarce: with more, branch and bound proves more, and sooner.
-"""
+"""Labels are merged, and runs bounded, only where at most so many devices are scarce: with more, branch and bound
+proves more, and sooner."""
 BRANCHED = {"few": (1 << 20, 1 << 18), "bound": (1 << 22, 1 << 20), "all": (1 << 23, 1 << 21),
             "more": (1 << 24, 1 << 22)}
 """{effort: over about how many columns branch and bound seeks paths, and where labels are merged after it}."""
@@ -98,7 +98,8 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     if not is_near(problem, bound, path, within):
         stop = stop_at(problem, path, within, cutoff)
         by_runs = RunBound(problem)
-        if by_runs.helps and effort != "some" and (effort != "few" or stop <= bound.value * NEAR_STOP):
+        helps = by_runs.helps and len(problem.scarce) <= MAX_MERGED and effort != "some"
+        if helps and (effort != "few" or stop <= bound.value * NEAR_STOP):
             by_runs.raise_(bound, stop, effort == "few")
     if not is_near(problem, bound, path, within) and bound.value < cutoff:
         labels, is_merged = Labels(problem, bound), effort in MERGED and len(problem.scarce) <= MAX_MERGED

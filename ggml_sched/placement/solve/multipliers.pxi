@@ -36,7 +36,7 @@ cdef class _Walk:
     cdef const uint8_t[:, ::1] closed
     cdef bint is_closed
     cdef double[::1] least
-    cdef int64_t[::1] chosen, path, held
+    cdef int64_t[::1] chosen, path, held, rows
     cdef double[:, ::1] reached
     cdef int32_t[:, ::1] earlier
     cdef double total
@@ -49,11 +49,12 @@ cdef class _Walk:
         self.least, self.chosen = np.empty(groups), np.empty(groups, np.int64)
         self.reached, self.earlier = np.empty((2, states)), np.empty((n, states), np.int32)
         self.path, self.held = np.empty(n, np.int64), np.empty(memory.shape[1], np.int64)
+        self.rows = np.empty(memory.shape[1], np.int64)
 
     cdef double shortest(self, const double *multipliers) noexcept nogil:
         # The least reduced seconds; infinite if there is no path: then `path`, `total` and `held` are undefined.
         cdef Py_ssize_t n = self.classes.shape[0], states = self.start.shape[0], rows = self.memory.shape[1]
-        cdef Py_ssize_t group, row, stage, before, after, state = 0
+        cdef Py_ssize_t group, row, stage, before, after, state = 0, n_rows = 0
         cdef int64_t column
         cdef int32_t number
         cdef double through, best
@@ -61,12 +62,16 @@ cdef class _Walk:
         cdef const double *least
         cdef double *reached
         cdef double *further
+        for row in range(rows):
+            if multipliers[row] != 0:
+                self.rows[n_rows] = row
+                n_rows += 1
         for group in range(self.first.shape[0] - 1):
             best, self.chosen[group] = INFINITY, -1
             for column in range(self.first[group], self.first[group + 1]):
                 through, held = self.cost[column], &self.memory[column, 0] if rows else NULL
-                for row in range(rows):
-                    through += multipliers[row] * <double>held[row]
+                for row in range(n_rows):
+                    through += multipliers[self.rows[row]] * <double>held[self.rows[row]]
                 if through < best:
                     best, self.chosen[group] = through, column
             self.least[group] = best

@@ -57,7 +57,8 @@ class _Class:
             states = self.cost.shape[1]
             entries = np.nonzero(np.isfinite(self.cost))
             scarce_bytes, cost = self.memory[:, list(scarce)], self.cost[entries]
-            order = np.lexsort((entries[0], scarce_bytes.sum(1)[entries[0]], cost, entries[2], entries[1]))
+            # Of equal entries the first pattern stays first: the sort is stable.
+            order = np.lexsort((scarce_bytes.sum(1)[entries[0]], cost, entries[1] * states + entries[2]))
             before, after = entries[1][order], entries[2][order]
             memory = np.ascontiguousarray(scarce_bytes[entries[0][order]])
             counts = np.bincount(before * states + after, minlength=states ** 2)
