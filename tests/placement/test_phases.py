@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from placed_models import CPU, FAST, GPU, solution_of, windowed
 
-from ggml_sched.placement import tables
+from ggml_sched.placement import table_chains
 from ggml_sched.placement.arenas import Case
 from ggml_sched.placement.chain import Choice
 from ggml_sched.placement.devices import Link, Links
@@ -38,7 +38,8 @@ def least(phased, table, path):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_each_placement_that_keeps_the_phases_has_a_path_that_costs_no_more(several, monkeypatch):
-    monkeypatch.setattr(tables, "undominated", lambda cost, memory: np.arange(len(cost)))     # no pattern is left out
+    # No pattern is left out.
+    monkeypatch.setattr(table_chains, "undominated", lambda cost, memory: np.arange(len(cost)))
     devices = (FAST, GPU, CPU)
     table = Tables([facts(windowed(tokens=16))], (1.0,), devices, Links(devices, LINK))
     n, whole, random = len(devices), table.chain(), np.random.default_rng(7)

@@ -465,7 +465,7 @@ def test_inputs_of_caches_last_in_every_stage_between_two_with_caches():
     assert 0.95 * arena < need <= arena
     # The widest nodes are between caches, and do not fit there any more.
     limits = (need - 1, 1 << 40, 1 << 40)
-    outer, inner = (made.chain(limits=limits, within=within) for within in (None, (0, 0)))
+    outer, inner = (made.chain(limits=limits, within=within) for within in ((), ((0, 0),)))
     assert path_for(outer, (0, 0, 0)).cost == solution.cost < path_for(inner, (0, 0, 0)).cost
 
 
