@@ -46,7 +46,8 @@ class CaseBounds:
 
     def finest(self, made: Open, bound: float) -> float:
         """The bound of a case, improved by `_finer` and `_by_phases` if it is not near the best."""
-        if len(self.tables) > 1 or self.candidates.best is None or self.candidates.is_near(bound):
+        if len(self.tables) > 1 or made.phased is not None or self.candidates.best is None or self.candidates.is_near(
+                bound):
             return bound
         bound = max(bound, self._finer(made))
         return bound if self.candidates.is_near(bound) else max(bound, self._by_phases(made))

@@ -1,8 +1,8 @@
 """The bound of all cases of arenas after the search: the cases with the least bounds are bounded with more effort.
 
-With one or two devices single cases are solved with more effort.  With more devices branch and bound over numbers of
-columns goes on by turns for the case with the least bound; cases that differ little are united before, and a case that
-stays far below the best is parted.
+With one or two devices single cases are solved with more effort.  With more devices, or where the bound is still far
+below the best, branch and bound over numbers of columns goes on by turns for the case with the least bound; cases that
+differ little are united before, and a case that stays far below the best is parted.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ class LastBounds:
         self._left_of = dict(EFFORTS)
 
     def raised(self) -> float:
-        """The bound of all cases, after the cases with the least bounds were bounded with more effort."""
-        if self.candidates.best is not None and self.cases.is_wide:
-            return self._finish()
+        """The bound of all cases, after the cases with the least bounds were bounded with more effort.  Also where the
+        search is not wide, branch and bound goes first if the bound is far below the best."""
+        if self.candidates.best is not None and (self.cases.is_wide or self.cases.is_far(self.cases.bound)):
+            self._finish()
+            if self.cases.is_wide:
+                return self.cases.bound
         cases, searched = [*self.cases.left, *self.cases.weak], {count for _, count, _ in self.cases.weak}
         heapify(cases)
         least = self.cases.bound

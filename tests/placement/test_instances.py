@@ -59,6 +59,10 @@ def test_a_case_is_divided_at_a_path_that_is_no_placement_and_searched_beyond_it
     assert instances.instance(5333).fit().gap <= 0.005      # 0.045 where branch and bound alone went on with the case
 
 
+def test_a_case_of_one_gpu_is_divided_by_how_long_copies_stay_where_its_bound_is_far_below_the_best() -> None:
+    assert instances.instance(5300).fit().gap <= 0.005      # 0.0133 where no placement was sought in the second part
+
+
 def test_a_copy_of_the_positions_counts_once_for_each_device_in_the_bound() -> None:
     assert instances.instance(5091).fit().gap <= 0.005      # 0.0103 where each stage paid for a part of the copy
 
