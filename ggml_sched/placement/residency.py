@@ -81,6 +81,10 @@ class Choice(NamedTuple):
     window: int
     """Bytes of the window: the most that two fetched weights that follow each other take."""
 
+    def taken(self, free: int = 0) -> int:
+        """Bytes of the weights that stay and of the window, where `free` bytes of a window take no other memory."""
+        return self.resident + max(0, self.window - free)
+
     @property
     def nbytes(self) -> int:
         """Bytes that each evaluation fetches."""
@@ -92,17 +96,17 @@ class Choice(NamedTuple):
         return sum(LATENCY + use.nbytes / BANDWIDTH for use in self.fetched)
 
 
-def choose(uses: Sequence[Use], room: int) -> Choice | None:
+def choose(uses: Sequence[Use], room: int, free: int = 0) -> Choice | None:
     """The choice of fewest `seconds` whose resident weights and window fit into `room` bytes; None if none fits.
 
-    `uses` are in the order of an evaluation.
+    `uses` are in the order of an evaluation.  `free`: bytes besides those of `room` that the window alone can have.
     """
     total = sum(use.nbytes for use in uses)
     if total <= room:
         return Choice((), total, 0)
     best: Choice | None = None
     for candidates in _candidates(uses):
-        found = _spread(uses, candidates, room, total)
+        found = _spread(uses, candidates, room, total, free)
         if found is not None and (best is None or found.seconds < best.seconds):
             best = found
     return best
@@ -114,11 +118,11 @@ def chosen(uses: Sequence[Use], names: Collection[str]) -> Choice:
     return _made(uses, picked, sum(use.nbytes for use in uses))
 
 
-def least_choice(uses: Sequence[Use]) -> Choice:
-    """The choice whose resident weights and window take the fewest bytes."""
+def least_choice(uses: Sequence[Use], free: int = 0) -> Choice:
+    """The choice whose resident weights and window take the fewest bytes; `free`: see `choose`."""
     total = sum(use.nbytes for use in uses)
     found = [Choice((), total, 0), *(_made(uses, candidates, total) for candidates in _candidates(uses))]
-    return min(found, key=lambda choice: choice.resident + choice.window)
+    return min(found, key=lambda choice: choice.taken(free))
 
 
 def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
@@ -133,17 +137,18 @@ def _candidates(uses: Sequence[Use]) -> Iterator[list[int]]:
     yield [k for k, use in enumerate(uses) if use.nbytes]
 
 
-def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: int) -> Choice | None:
+def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: int, free: int) -> Choice | None:
     """A choice that fetches some of the candidates, as few bytes as `room` allows, spread evenly over all uses.
 
-    None if the rest does not fit into `room` even when all candidates are fetched.  `total`: bytes of all weights.
+    None if the rest does not fit into `room` even when all candidates are fetched.  `total`: bytes of all weights;
+    `free`: see `choose`.
     """
     available = sum(uses[k].nbytes for k in candidates)
     everything = _made(uses, candidates, total)
-    if everything.resident + everything.window > room:
+    if everything.taken(free) > room:
         return None
     # The bytes to fetch if the window is that of all candidates; where it is larger, the loop below fetches more.
-    wanted = min(total + everything.window - room, available)
+    wanted = min(total + max(0, everything.window - free) - room, available)
     picked: list[int] = []
     owed = 0.0
     for k in candidates:
@@ -152,24 +157,34 @@ def _spread(uses: Sequence[Use], candidates: Sequence[int], room: int, total: in
             picked.append(k)
             owed -= uses[k].nbytes
     found = _made(uses, picked, total)
-    rest = [k for k in candidates if k not in set(picked)]
-    while found.resident + found.window > room:
-        missing = found.resident + found.window - room
+    taken = set(picked)
+    rest = [k for k in candidates if k not in taken]
+    while found.taken(free) > room:
+        missing = found.taken(free) - room
         # Fetch one weight more: the smallest that frees enough bytes, or the largest if none does.
         rest.sort(key=lambda k: (uses[k].nbytes < missing, abs(uses[k].nbytes - missing)))
         picked = sorted([*picked, rest.pop(0)])
         found = _made(uses, picked, total)
-    # Let picked weights stay where there is room for them, largest first.  If the weight is one of the two that need
-    # the window, the window shrinks, too.
+    # Let picked weights stay where there is room for them, largest first.  If the weight is one of the only two that
+    # need the window, the window shrinks, too.
+    wide = _widest(uses, picked, found.window)
     for k in sorted(picked, key=lambda k: -uses[k].nbytes):
-        left = room - found.resident - found.window
-        if uses[k].nbytes > left + (found.window if 2 * uses[k].fetched >= found.window else 0):
+        left = room - found.taken(free)
+        is_wide = k in wide and 2 * uses[k].fetched >= found.window
+        if uses[k].nbytes > left + (found.window if is_wide else 0):
             continue
         fewer = _made(uses, [i for i in picked if i != k], total)
-        if fewer.resident + fewer.window <= room:
+        if fewer.taken(free) <= room:
             picked.remove(k)
             found = fewer
+            wide = _widest(uses, picked, found.window)
     return found
+
+
+def _widest(uses: Sequence[Use], picked: Sequence[int], window: int) -> set[int]:
+    """The weights without which the window of these would be smaller: those in all pairs that need all of it."""
+    pairs = [{a, b} for a, b in pairwise(picked) if uses[a].fetched + uses[b].fetched == window]
+    return set.intersection(*pairs) if pairs else set(picked)
 
 
 def _made(uses: Sequence[Use], picked: Sequence[int], total: int) -> Choice:
