@@ -384,7 +384,7 @@ class _Limited:
             if min(left.values()) >= 0:
                 if slots is not None:
                     home, least = slots.home, slots
-                    slots = least.grown(left[home])
+                    slots = least.grown(min(left[home], self._most_slots(least) * least.slot_nbytes - least.nbytes))
                     rooms[home] += least.nbytes
                     budgets[home] -= slots.nbytes - least.nbytes
                 return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans, slots)
@@ -394,6 +394,12 @@ class _Limited:
             others = {b: max(beside[b], others[b]) for b in self.limits}
         b = min(self.limits, key=lambda b: left[b])
         raise self._refusal(b, uses[b], fixed[b], others[b], slots)
+
+    def _most_slots(self, least: SlotsSpec) -> int:
+        """The most slots that there are: those of a placement, as memory of the host may be for other models."""
+        fetching = None if self.fit is None else self.fit.fetching
+        most = least.n_experts if fetching is None or fetching.slots is None else fetching.slots.n_slots
+        return max(most, least.n_slots)
 
     def _check_others(self, plans: Sequence[Plan]) -> None:
         """Check that arenas on backends without a limit fit what the placement leaves there; OutOfMemory."""

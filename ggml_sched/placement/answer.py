@@ -95,7 +95,7 @@ class Slotted:
 
 @dataclass(frozen=True)
 class Fetching:
-    """What each evaluation fetches, where the weights do not fit all devices together."""
+    """What each evaluation of a model fetches, where the weights do not fit all devices together."""
 
     disk: Device
     """The disk: the device that `gs.price` needs besides `Fit.devices` for the plans."""
@@ -111,6 +111,10 @@ class Fetching:
     """Bytes that each evaluation would fetch with 1 GiB more on the host."""
     still: tuple[str, ...]
     """The weights that each evaluation would then fetch."""
+    share: int
+    """Bytes of the host's budget that are for this model: its weights that stay, slots, caches, and its arena with the
+    window.  The shares of several models are the budget together; of models that take turns the budget and, of all
+    arenas but the largest, what these could share."""
     slots: Slotted | None = None
     """The slots for experts that are read when nodes have chosen them; None where no weight is read so."""
 
@@ -118,7 +122,7 @@ class Fetching:
         """The fields as plain values, for JSON."""
         return {"disk": self.disk.name, "bandwidth": self.disk.bandwidth, "latency": self.disk.launch,
                 "nbytes": self.nbytes, "window": self.window, "weights": list(self.names), "rows": list(self.rows),
-                "nbytes_with_1GiB_more": self.with_more,
+                "nbytes_with_1GiB_more": self.with_more, "share": self.share,
                 "experts": None if self.slots is None else self.slots.to_dict()}
 
 
@@ -160,7 +164,7 @@ class Fit:
     `bound` holds for all of these."""
     arenas: tuple[int, ...]
     """Bytes of the arena of each device: the largest of all graphs; of several models the sum, or the largest if they
-    share their arenas."""
+    share their arenas, and what each needs to read rows from a disk."""
     arenas_of: tuple[tuple[int, ...], ...]
     """For each model alone the bytes of the arena of each device."""
     models: tuple[int, ...]
@@ -181,8 +185,8 @@ class Fit:
     """For each graph whether weights of the host may be streamed to other devices for it."""
     plans: tuple[Plan, ...] = field(compare=False)
     """The plan of each graph; its graph is a copy of the one that was given."""
-    fetching: Fetching | None = None
-    """What each evaluation fetches from the disk of the host; None: all weights stay on the devices."""
+    fetchings: tuple[Fetching, ...] = ()
+    """For each model what an evaluation fetches from the disk of the host; empty: all weights stay on the devices."""
 
     # -- what it takes ----------------------------------------------------------------
 
@@ -197,6 +201,17 @@ class Fit:
         return self.seconds / self.bound - 1 if self.bound > 0 else 0.0
 
     @property
+    def fetching(self) -> Fetching | None:
+        """What each evaluation fetches from the disk of the host; None: all weights stay on the devices.
+
+        PlacementError where several models fetch weights: see `model`, and `fetchings`.
+        """
+        if len(self.fetchings) > 1:
+            raise PlacementError(f"{len(self.fetchings)} models fetch weights: fit.model(k).fetching is what one of "
+                                 "them does")
+        return self.fetchings[0] if self.fetchings else None
+
+    @property
     def memory(self) -> tuple[Usage, ...]:
         """The bytes of each device."""
         rows = []
@@ -205,30 +220,34 @@ class Fit:
             weights = sum(entry.nbytes for entry in here if entry.kind == "weight" and not entry.fetched)
             fetched = sum(entry.nbytes for entry in here if entry.fetched)
             cache = sum(entry.nbytes for entry in here) - weights - fetched
-            of = None if self.fetching is None or not device.host else self.fetching.slots
-            slots = 0 if of is None else of.n_slots * of.slot_nbytes
+            slots = sum(of.n_slots * of.slot_nbytes for found in self.fetchings if device.host
+                        and (of := found.slots) is not None)
             rows.append(Usage(device, weights, cache, self.arenas[d], min(device.reserve, device.memory),
                               device.budget - weights - cache - slots - self.arenas[d], fetched, slots))
         return tuple(rows)
 
     def model(self, k: int) -> Fit:
-        """The answer for one of several models; what the others take is added to the devices' reserve."""
+        """The answer for one of several models; what the others take is added to the devices' reserve.  Of a host that
+        fetches weights all but the share of the model is."""
         graphs = [g for g, of in enumerate(self.models) if of == k]
         if not graphs:
             raise IndexError(f"model {k} of {1 + max(self.models)}")
-        other = [use.weights + use.cache + use.arena for use in self.memory]
+        arenas = self.arenas_of[k]
+        other = [use.weights + use.cache + use.arena - arena for use, arena in zip(self.memory, arenas, strict=True)]
         own = tuple(entry._replace(model=0) for entry in self.placed if entry.model == k)
         for entry in own:
             other[entry.device] -= 0 if entry.fetched else entry.nbytes
-        arenas = self.arenas_of[k]
-        devices = tuple(device.replace(reserve=device.reserve + taken - arena)
-                        for device, taken, arena in zip(self.devices, other, arenas, strict=True))
+        fetchings = self.fetchings[k : k + 1]
+        if fetchings:
+            other[-1] = self.devices[-1].budget - fetchings[0].share
+        devices = tuple(device.replace(reserve=device.reserve + taken)
+                        for device, taken in zip(self.devices, other, strict=True))
         pick = {name: tuple(getattr(self, name)[g] for g in graphs) for name in ("goal", "prices", "stream", "plans")}
         seconds = sum(weight * price.seconds for weight, price in zip(pick["goal"], pick["prices"], strict=True))
         bound = max(0.0, self.bound - (self.seconds - seconds))
         return dataclasses.replace(self, devices=devices, seconds=seconds, bound=bound,
                                    rules_bound=max(0.0, self.rules_bound - (self.seconds - seconds)), arenas=arenas,
-                                   arenas_of=(arenas,), models=(0,) * len(graphs), placed=own,
+                                   arenas_of=(arenas,), models=(0,) * len(graphs), placed=own, fetchings=fetchings,
                                    **pick)  # type: ignore[arg-type]
 
     @cached_property
@@ -346,19 +365,20 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON: devices by name, bytes, seconds.
 
-        "residents" are {name: device}; of several models, which may have equal names, "models" are a list of such
-        "residents" with the "graphs" and "arenas" of each.
+        "residents" are {name: device}, "fetching" what is fetched, if anything is; of several models, which may have
+        equal names, "models" are a list of such "residents" and "fetching" with the "graphs" and "arenas" of each.
         """
         names = [device.name for device in self.devices]
         count = 1 + max(self.models)
         residents: list[dict[str, str]] = [{} for _ in range(count)]
         for entry in self.placed:
             residents[entry.model][entry.name] = names[entry.device]
-        where: dict[str, Any] = {"residents": residents[0]}
+        fetched = [fetching.to_dict() for fetching in self.fetchings] or [None] * count
+        where: dict[str, Any] = {"residents": residents[0], "fetching": fetched[0]}
         if count > 1:
             where = {"models": [{"graphs": [g for g, of in enumerate(self.models) if of == k],
-                                 "arenas": dict(zip(names, self.arenas_of[k], strict=True)), "residents": residents[k]}
-                                for k in range(count)]}
+                                 "arenas": dict(zip(names, self.arenas_of[k], strict=True)), "residents": residents[k],
+                                 "fetching": fetched[k]} for k in range(count)]}
         return {
             "seconds": self.seconds, "bound": self.bound, "rules_bound": self.rules_bound, "gap": self.gap,
             "full_gap": self.full_gap,
@@ -372,7 +392,7 @@ class Fit:
                         "splits": price.splits, "fetches": price.fetches, "stalled": price.stalled}
                        for weight, price in zip(self.goal, self.prices, strict=True)],
             "seconds_per_byte": dict(zip(names, self.worth, strict=True)),
-            "assigned": self.assigned, "fetching": None if self.fetching is None else self.fetching.to_dict(), **where,
+            "assigned": self.assigned, **where,
         }
 
     def to_json(self) -> str:

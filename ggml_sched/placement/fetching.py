@@ -1,10 +1,11 @@
-"""Weights of the host that each evaluation fetches from a disk: which ones, real plans with them, and their prices.
+"""Weights of the host that each evaluation of a model fetches from a disk: real plans with them, and their prices.
 
 A weight that nodes of the host read as a whole is fetched for each of these evaluations; of a weight of which nodes
 read single rows only these are read.  Weights of experts have slots, as many as the other weights leave memory for, and
 experts that are in none are read when nodes have chosen them (slots.py); or they are fetched as a whole, where that
 takes less time, or where the fewest slots do not fit.  Caches are not fetched.  The plans are those of `llama.load`:
-with a store, which is no faster than the host, and a window in the arena of the host (residency.py).
+with a store, which is no faster than the host, and a window in the arena of the host (residency.py).  How much memory
+of the host a model has for its weights is for shares.py to say.
 """
 
 from __future__ import annotations
@@ -22,29 +23,19 @@ from ggml_sched.backends.store.slots import slot_nbytes
 from ggml_sched.errors import PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.facts import expected_reads
-from ggml_sched.placement.leastfetches import LeastFetches, seconds_beside
+from ggml_sched.placement.leastfetches import Costs, seconds_beside
 from ggml_sched.placement.pricing import Price, Pricer
-from ggml_sched.placement.residency import (
-    Choice,
-    Read,
-    Use,
-    choose,
-    chosen,
-    least_choice,
-    most_whole_reads,
-    reads_of,
-)
+from ggml_sched.placement.residency import Choice, Read, Use, chosen, most_whole_reads, reads_of
 from ggml_sched.placement.slots import Bank, ByExpert, Slots, by_expert, can_have_slots
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
 
-__all__ = ["Fetched", "Fetches", "FetchingTrials"]
+__all__ = ["Fetches", "FetchingTrials", "Planned", "Way"]
 
-GIB = 1 << 30
 NO_MEMORY = 1 << 62
 """The size of a buffer without memory in which stored weights have addresses for planning."""
-ROUNDS = 8
-"""The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before."""
+APART = 0.1
+"""The part of fetches, or of what computes, if that takes less, that counts as not beside the other in estimates."""
 
 
 class PlannedStore(DryStore):
@@ -81,32 +72,55 @@ def links_with(devices: Sequence[Device], disk: Device, link: LinkLike) -> Links
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A placement with fetched weights that was planned for real."""
+class Way:
+    """Which weights of a model on the host may be fetched as a whole, and which are read expert by expert."""
 
-    trial: Trial
-    """The arena of the host has the bytes that the store takes, too; residents in the store take none, slots do."""
-    residents: Mapping[str, int]
-    """{weight or cache: index of its device}; those in the store are on the host."""
-    nodes: Sequence[Mapping[Tensor, int]] | None
-    choice: Choice
+    uses: tuple[Use, ...]
+    """The weights of the host that may be fetched as a whole, in the order of an evaluation."""
     rows: tuple[str, ...]
     """The weights in the store of which nodes read single rows, or nothing."""
-    more: Choice
-    """The choice with 1 GiB more on the host."""
-    slots: Slots | None = None
+    fixed: int
+    """Bytes of all else on the host that stays, the fewest slots among it."""
+    slots: Slots | None
     """The slots of weights that are read expert by expert; None where no weight is."""
-    more_slots: int = 0
-    """The number of slots with 1 GiB more on the host."""
-
-    @property
-    def seconds(self) -> float:
-        return self.trial.seconds
 
     @property
     def slotted(self) -> tuple[str, ...]:
         """The weights that are read expert by expert."""
         return () if self.slots is None else tuple(self.slots.bank_of)
+
+    @property
+    def least_slots(self) -> int:
+        """Bytes of the fewest slots."""
+        return 0 if self.slots is None else self.slots.fewest * self.slots.slot_nbytes
+
+    @property
+    def more_slots(self) -> int:
+        """Bytes of the slots that there could be besides the fewest: one for each expert."""
+        return 0 if self.slots is None else (self.slots.n_experts - self.slots.fewest) * self.slots.slot_nbytes
+
+    def n_slots(self, left: int) -> int:
+        """The number of slots where all else leaves so many bytes beside the fewest."""
+        return 0 if self.slots is None else self.slots.within(left + self.least_slots)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The real plans of a model with some weights in the store, before its slots are counted; valid until the next."""
+
+    plans: tuple[Plan, ...]
+    held: tuple[int, ...]
+    """Bytes of weights and caches on each device, without slots."""
+    arenas: tuple[int, ...]
+    """Bytes of each device's arena and of the work memory of its kernels, without those of the store."""
+    store: int
+    """Bytes of the host that the store takes, to read rows."""
+    assigned: bool
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of the host, without slots."""
+        return self.held[-1] + self.arenas[-1] + self.store
 
 
 class Fetches:
@@ -125,7 +139,9 @@ class Fetches:
                  for facts, tensors in zip(model.facts, model.tensors, strict=True)]
         self.uses, self.rows = self._uses(reads)
         self._by_expert = self._experts(reads)
-        self._least = self._costs(reads)
+        self._fetches: tuple[dict[str, float], ...] = tuple(map(self._whole_reads, reads))
+        self.costs: Costs = self._costs()
+        """What fetches of each weight cost."""
 
     # -- which weights, and at what price --------------------------------------------------
 
@@ -156,24 +172,25 @@ class Fetches:
         alignment = self.model.devices[self.host].alignment
         return -(-(self.model.bytes_on(self.host, name) + margin) // alignment) * alignment
 
-    def _costs(self, reads: Sequence[Sequence[Read]]) -> LeastFetches:
-        """What fetches of each weight cost; `reads`: those of each graph.
+    def _whole_reads(self, graph: Sequence[Read]) -> dict[str, float]:
+        """{weight that nodes of a graph read as a whole: seconds of fetching it}."""
+        most: dict[str, int] = {}
+        for read in graph:
+            if read.is_whole:
+                name = read.source.root.name
+                most[name] = max(most.get(name, 0), read.source.nbytes)
+        return {name: self.disk.launch + nbytes / self.disk.bandwidth for name, nbytes in most.items()}
 
-        Of a weight in slots a graph reads, for each byte that is in none, no less than the part of its experts that it
-        uses: `expected_reads` is at least so much.
-        """
+    def _costs(self) -> Costs:
+        """Of a weight in slots a graph reads, for each byte that is in none, no less than the part of its experts that
+        it uses: `expected_reads` is at least so much."""
         whole: dict[str, float] = {}
         experts: dict[str, float] = {}
         disk = self.disk
         beside: float | None = 0.0
-        for g, (graph, weight) in enumerate(zip(reads, self.model.weights, strict=True)):
-            most: dict[str, int] = {}
-            for read in graph if weight else ():
-                if read.is_whole:
-                    name = read.source.root.name
-                    most[name] = max(most.get(name, 0), read.source.nbytes)
-            for name, nbytes in most.items():
-                whole[name] = whole.get(name, 0.0) + weight * (disk.launch + nbytes / disk.bandwidth)
+        for g, (fetches, weight) in enumerate(zip(self._fetches, self.model.weights, strict=True)):
+            for name, seconds in fetches.items() if weight else ():
+                whole[name] = whole.get(name, 0.0) + weight * seconds
             for name, one in self._by_expert.items() if weight else ():
                 taken = one.used[g] * (disk.launch + one.nbytes / disk.bandwidth)
                 experts[name] = experts.get(name, 0.0) + weight * taken
@@ -181,30 +198,16 @@ class Fetches:
                 found = seconds_beside(self.model.facts[g], self._by_expert, self.model.devices)
                 beside = None if found is None else beside + weight * found
         sizes = {name: self._size(name) for name in (*self.rows, *(use.name for use in self.uses))}
-        return LeastFetches(sizes, whole, experts, beside)
+        return Costs(sizes, whole, experts, beside)
 
     def may_fetch(self, name: str) -> bool:
         """Whether a weight or cache may be in the store."""
-        return name in self.rows or any(use.name == name for use in self.uses)
+        return name in self.costs.sizes
 
-    @property
-    def most(self) -> int:
-        """Bytes of all weights that may be in the store."""
-        return int(self._least.either.most)
-
-    @property
-    def needs_alone(self) -> bool:
-        """Whether `least` of several devices is larger with `alone`."""
-        return self.host > 0 and self._least.beside is not None
-
-    def least(self, nbytes: float, computing: float = 0.0, alone: float | None = None) -> float:
-        """The least seconds of the goal where weights of at least so many bytes are in the store; `computing`: what
-        computing, copies and splits take at least; `alone`: what computing takes, of one device the same."""
-        return self._least.seconds(nbytes, computing, computing if self.host == 0 else alone)
-
-    def within(self, seconds: float) -> int:
-        """The most bytes of weights in the store that fetches of so many seconds can have."""
-        return int(self._least.either.within(seconds))
+    def stored(self, way: Way, choice: Choice, n_slots: int) -> int:
+        """The bytes of weights that are in the store, and in no slot."""
+        names = (*way.rows, *way.slotted, *(use.name for use in choice.fetched))
+        return sum(map(self._size, names)) - (0 if way.slots is None else n_slots * way.slots.slot_nbytes)
 
     def expected(self, slots: Slots, g: int, n_slots: int) -> float:
         """The bytes of experts that graph number g is expected to read with so many slots; with none, of all experts
@@ -212,110 +215,60 @@ class Fetches:
         return sum(expected_reads(one.used[g], n_slots, slots.n_experts) * one.nbytes
                    for one in map(self._by_expert.__getitem__, slots.bank_of))
 
-    def worth(self, found: Fetched) -> float:
-        """The seconds that a byte less in the store is worth in a placement; 0 where nothing waits for fetches."""
-        pairs = zip(self.model.weights, found.trial.prices, strict=True)
-        if not any(weight * price.stalled for weight, price in pairs):
-            return 0.0
-        stored = sum(self._size(name) for name in (*found.rows, *(use.name for use in found.choice.fetched),
-                                                   *found.slotted))
-        return self._least.either.slope(stored - (0 if found.slots is None else found.slots.nbytes))
+    def reading(self, slots: Slots, n_slots: int) -> float:
+        """The seconds of the goal of reading experts with so many slots."""
+        total = 0.0
+        for g, weight in enumerate(self.model.weights):
+            for one in map(self._by_expert.__getitem__, slots.bank_of) if weight else ():
+                total += (weight * expected_reads(one.used[g], n_slots, slots.n_experts)
+                          * (self.disk.launch + one.nbytes / self.disk.bandwidth))
+        return total
+
+    def estimate(self, way: Way, choice: Choice, n_slots: int, computing: Sequence[float]) -> float:
+        """About the seconds of the goal with a choice and so many slots; `computing`: seconds of each graph without
+        fetches.  Where either takes longer, most of the other is beside it, but not all (`APART`)."""
+        total = 0.0 if way.slots is None else self.reading(way.slots, n_slots)
+        for fetches, weight, taken in zip(self._fetches, self.model.weights, computing, strict=True):
+            if weight:
+                reading = sum(fetches.get(use.name, 0.0) for use in choice.fetched)
+                total += weight * (max(taken, reading) + APART * min(taken, reading))
+        return total
 
     # -- real plans ---------------------------------------------------------------------
 
-    def place(self, residents: Mapping[str, int],
-              nodes: Sequence[Mapping[Tensor, int]] | None) -> Fetched | None:
-        """The placement with as few weights of the host in the store as its budget allows; None where even the fewest
-        that stay exceed it, or where another device lacks room."""
-        residents = {**self.model.unread, **residents}
-        found = [placed for slotted in self._ways(residents)
-                 if (placed := self._placed(residents, nodes, slotted)) is not None]
-        return min(found, key=lambda placed: placed.seconds, default=None)
+    def ways(self, residents: Mapping[str, int]) -> list[Way]:
+        """The ways to have the weights of the host: none is read expert by expert, and, if any can be, all that can."""
+        slotted = [name for name in self._by_expert if residents[name] == self.host]
+        return [self._way(residents, names) for names in ([[], slotted] if slotted else [[]])]
 
-    def _ways(self, residents: Mapping[str, int]) -> list[tuple[str, ...]]:
-        """The sets of weights on the host that may be read expert by expert: none, and, if there are any, all."""
-        slotted = tuple(name for name in self._by_expert if residents[name] == self.host)
-        return [(), slotted] if slotted else [()]
-
-    def _placed(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None,
-                slotted: Collection[str]) -> Fetched | None:
-        """`place` with these weights read expert by expert."""
-        budget = self.model.devices[self.host].budget
-        uses, rows, fixed = self._on_host(residents, slotted)
-        choice, best = least_choice(uses), None
-        tried: set[Choice] = set()
-        # Beside the window the arena is a little larger or smaller with other weights in the store.
-        for _ in range(ROUNDS):
-            tried.add(choice)
-            slots = self._slots(slotted)
-            found = self.run(residents, nodes, choice, rows, slots)
-            if found is None or any(size for d, size in enumerate(found.missing) if d != self.host):
-                return best
-            beside = found.arenas[self.host] - choice.window
-            if found.residents[self.host] + found.arenas[self.host] <= budget:
-                if best is None or choice.seconds < best.choice.seconds:
-                    more = self._choice(uses, budget + GIB - fixed - beside)
-                    left = budget + GIB - fixed - beside - more.resident - more.window
-                    best = Fetched(found, residents, nodes, choice, tuple(sorted(rows)), more, slots,
-                                   0 if slots is None else slots.within(left + slots.fewest * slots.slot_nbytes))
-            elif best is None:
-                return None
-            choice = self._choice(uses, budget - fixed - beside)
-            if choice in tried:
-                return best
-        return best
-
-    def least_bytes(self, residents: Mapping[str, int],
-                    nodes: Sequence[Mapping[Tensor, int]] | None) -> tuple[int, int] | None:
-        """(The bytes that the host needs at least for this placement, those of all arenas); None where another device
-        lacks room."""
-        residents = {**self.model.unread, **residents}
-        needs = []
-        for slotted in self._ways(residents):
-            uses, rows, _ = self._on_host(residents, slotted)
-            found = self.run(residents, nodes, least_choice(uses), rows, self._slots(slotted), grow=False)
-            if found is not None and not any(size for d, size in enumerate(found.missing) if d != self.host):
-                needs.append((found.residents[self.host] + found.arenas[self.host], sum(found.arenas)))
-        return min(needs, default=None)
-
-    def _slots(self, names: Collection[str]) -> Slots | None:
-        return Slots(self.disk.backend, {name: self._by_expert[name] for name in names}) if names else None
-
-    def _on_host(self, residents: Mapping[str, int], slotted: Collection[str]) -> tuple[list[Use], list[str], int]:
-        """(Uses of the weights on the host, those that are always in the store, bytes of all else on the host, the
-        fewest slots of the weights `slotted` among them)."""
+    def _way(self, residents: Mapping[str, int], slotted: Collection[str]) -> Way:
+        """The weights `slotted` are read expert by expert."""
         uses = [use for use in self.uses if residents[use.name] == self.host and use.name not in slotted]
         rows = [name for name in self.rows if residents[name] == self.host]
         known = {*rows, *slotted, *(use.name for use in uses)}
         fixed = sum(self._size(name) for name, d in residents.items() if d == self.host and name not in known)
-        slots = self._slots(slotted)
-        return uses, rows, fixed + (0 if slots is None else slots.nbytes)
-
-    def _choice(self, uses: Sequence[Use], room: int) -> Choice:
-        return choose(uses, room) or least_choice(uses)
-
-    def again(self, found: Fetched) -> Trial:
-        """The plans of a placement, made once more."""
-        made = self.run(found.residents, found.nodes, found.choice, found.rows, self._slots(found.slotted))
-        assert made is not None
-        return made
+        slots = Slots(self.disk.backend, {name: self._by_expert[name] for name in slotted}) if slotted else None
+        return Way(tuple(uses), tuple(sorted(rows)), fixed + (0 if slots is None else slots.nbytes), slots)
 
     def of(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None,
            names: Collection[str], slotted: Collection[str] = ()) -> Trial | None:
-        """The plans with exactly these of the host's weights fetched, and those in `slotted` read expert by expert;
-        None where a backend does not support a node."""
-        slotted = [name for name in self._by_expert if name in slotted and residents[name] == self.host]
-        uses, rows, _ = self._on_host(residents, slotted)
-        return self.run(residents, nodes, chosen(uses, names), rows, self._slots(slotted))
+        """The plans with exactly these of the host's weights fetched, and those in `slotted` read expert by expert,
+        with as many slots as the host leaves memory for; None where a backend does not support a node."""
+        way = self._way(residents, [name for name in self._by_expert
+                                    if name in slotted and residents[name] == self.host])
+        planned = self.planned(residents, nodes, way, chosen(way.uses, names))
+        if planned is None:
+            return None
+        left = self.model.devices[self.host].budget - planned.on_host - way.least_slots
+        return self.priced(planned, way, way.n_slots(left))
 
-    def run(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, choice: Choice,
-            rows: Collection[str], slots: Slots | None = None, grow: bool = True) -> Trial | None:
-        """Plan all graphs with the weights of a choice, and those in `rows`, in the store; None where a backend does
-        not support a node that is assigned to it.  `slots`, those of weights that are read expert by expert, gets as
-        many slots as the budget of the host leaves memory for, unless `grow` is False."""
+    def planned(self, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, way: Way,
+                choice: Choice) -> Planned | None:
+        """Plan all graphs with the weights of a choice, and others as a way has them, in the store; None where a
+        backend does not support a node that is assigned to it."""
         model, n = self.model, len(self.model.devices)
-        stored = {*rows, *(use.name for use in choice.fetched)}
-        banks: Mapping[str, Bank] = {} if slots is None else slots.bank_of
+        stored = {*way.rows, *(use.name for use in choice.fetched)}
+        banks: Mapping[str, Bank] = {} if way.slots is None else way.slots.bank_of
         held = [0] * n
         for name, d in residents.items():
             held[d] += 0 if name in stored or name in banks else model.bytes_on(d, name)
@@ -325,22 +278,28 @@ class Fetches:
                      for g in range(len(model.graphs))]
         except (UnsupportedOp, PlacementError):
             return None
-        sizes = [[plan.buffer_sizes[k] + plan.work_sizes[k] for k in range(n + 1)] for plan in plans]
-        store, *arenas = [max(of) for of in zip(*sizes, strict=True)]
+        sizes = [[plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans] for k in range(n + 1)]
+        arenas = [max(of) for of in sizes[1:]]
+        arenas[self.host] += max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
         # The store's arena and work memory need not be largest for the same graph: load gives it both.
         store = max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
-        arenas[self.host] += store + max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
-        if slots is not None:
-            if grow:
-                slots.n_slots = slots.within(model.devices[self.host].budget - held[self.host] - arenas[self.host])
-            held[self.host] += slots.nbytes
+        return Planned(tuple(plans), tuple(held), tuple(arenas), store, nodes is not None)
+
+    def priced(self, planned: Planned, way: Way, n_slots: int) -> Trial:
+        """The trial of these plans with so many slots for experts."""
+        model, held, arenas = self.model, [*planned.held], [*planned.arenas]
+        arenas[self.host] += planned.store
+        if way.slots is not None:
+            way.slots.n_slots = n_slots         # the pricer counts the experts that are in none
+            held[self.host] += way.slots.nbytes
         missing = tuple(max(0, h + a - device.budget)
                         for h, a, device in zip(held, arenas, model.devices, strict=True))
-        prices = tuple(self._folded(pricer.price(plan)) for pricer, plan in zip(self._pricers, plans, strict=True))
+        prices = tuple(self._folded(pricer.price(plan))
+                       for pricer, plan in zip(self._pricers, planned.plans, strict=True))
         seconds = sum(weight * price.seconds for weight, price in zip(model.weights, prices, strict=True) if weight)
-        splits = sum(plan.data.n_splits for weight, plan in zip(model.weights, plans, strict=True) if weight)
-        return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, nodes is not None, tuple(plans),
-                     0 if slots is None else slots.n_slots)
+        splits = sum(plan.data.n_splits for weight, plan in zip(model.weights, planned.plans, strict=True) if weight)
+        return Trial(tuple(held), tuple(arenas), missing, prices, seconds, splits, planned.assigned, planned.plans,
+                     n_slots)
 
     def _folded(self, price: Price) -> Price:
         """The price with the seconds of the rows that the store reads among those of the host."""

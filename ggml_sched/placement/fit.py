@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -36,16 +36,15 @@ from ggml_sched.placement.devices import Device, Link, LinkLike, Links
 from ggml_sched.placement.measure import is_driven, measure_links
 from ggml_sched.placement.nodebound import Key, node_bound
 from ggml_sched.placement.plainer import plainer
-from ggml_sched.placement.pricing import Price
-from ggml_sched.placement.refusal import refusal
+from ggml_sched.placement.refusal import Least, refusal
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trial, Trials
-from ggml_sched.planning.plan import Plan
 from ggml_sched.threads.cached import cached_property
 
 if TYPE_CHECKING:
-    from ggml_sched.placement.fetching import Fetched, Fetches
-    from ggml_sched.placement.overflow import Placement
+    from ggml_sched.placement.fetching import Fetches
+    from ggml_sched.placement.residency import Choice
+    from ggml_sched.placement.shares import Fetched, Nodes, Part, Placement, Shares
 
 __all__ = ["Refit", "Refits", "fit"]
 
@@ -222,90 +221,90 @@ class _Search:
         if found is None:
             return refusal(self.models, self.devices, self.pins)
         used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
-        return refusal(self.models, self.devices, self.pins, used, sum(found.arenas))
+        return refusal(self.models, self.devices, self.pins, Least(used, sum(found.arenas)))
 
     # -- with weights that are fetched ---------------------------------------------------
 
     def fetched(self, spare: Found | None, link: LinkLike, fill: float) -> Fit:
         """The answer under which each evaluation fetches weights, where nothing fits otherwise.  `spare`: the placement
         with nearly the fewest bytes on the host.  OutOfMemory where this is not enough, or cannot be."""
-        from ggml_sched.placement.fetching import Fetches
         from ggml_sched.placement.overflow import bisected, overflow
+        from ggml_sched.placement.shares import Shares
 
-        error = self.refusal(spare)
-        for reason, given in (("the weights of one model", len(self.models) > 1),
-                              ("no weights that are streamed to other devices", any(map(any, self.streams)))):
-            if given:
-                raise OutOfMemory(f"{error}; {self.devices[-1].name} fetches {reason}", error.backend, error.needed,
-                                  error.available)
-        model, host = self.models[0], self.devices[-1]
-        fetches = Fetches(model, link)
+        if any(map(any, self.streams)):
+            error = self.refusal(spare)
+            raise OutOfMemory(f"{error}; {self.devices[-1].name} fetches no weights that are streamed to other devices",
+                              error.backend, error.needed, error.available)
+        host = self.devices[-1]
+        shares = Shares(self.models, link, self.turns)
 
         def with_more(more: int) -> tuple[Device, ...]:
             return (*self.devices[:-1], host.replace(memory=host.budget + host.reserve + more))
 
-        seen = [] if spare is None else [(spare.residents[0], spare.nodes[0])]
+        seen: list[Placement] = [] if spare is None else [(spare.residents, spare.nodes)]
 
-        def probed(pins: Mapping[str, int], tables: list[Tables], more: int) -> tuple[Placement | None, float]:
-            search = _Search(self.models, with_more(more), self.links, [pins], self.streams, self.within, self.turns,
+        def probed(pins: Sequence[Mapping[str, int]], tables: list[Tables],
+                   more: int) -> tuple[Placement | None, float]:
+            search = _Search(self.models, with_more(more), self.links, pins, self.streams, self.within, self.turns,
                              tables=tables, end=self.candidates.end)
             found = search.found()
             if found is None:
                 return None, search.bound
-            seen.append((found.residents[0], found.nodes[0]))
+            seen.append((found.residents, found.nodes))
             return seen[-1], min(search.bound, found.seconds)
 
         def is_late() -> bool:
             return time.monotonic() >= self.candidates.end
 
-        total = sum(min(model.bytes_on(d, name) for d in range(len(self.devices))) for name in model.sizes)
-        low = min(fetches.most, max(0, total - sum(device.budget for device in self.devices)))
-        known = fetches.place(*seen[0]) if seen else None
-        best, bound = overflow(fetches, partial(probed, self.pins[0], self._made), self.within, low, known, is_late)
+        total = sum(min(model.bytes_on(d, name) for d in range(len(self.devices)))
+                    for model in self.models for name in model.sizes)
+        low = min(shares.most, max(0, total - sum(device.budget for device in self.devices)))
+        known = shares.place(seen[0]) if seen else None
+        best, bound = overflow(shares, partial(probed, self.pins, self._made), self.within, low, known, is_late)
         for _ in range(MORE_PINS):
-            pins = None if best is not None or not seen else self._fewer_on_host(fetches, seen[-1])
+            pins = None if best is not None or not seen else self._fewer_on_host(shares, seen[-1])
             if pins is None:
                 break
-            best = overflow(fetches, partial(probed, pins, []), self.within, low, None, is_late)[0]
+            best = overflow(shares, partial(probed, pins, []), self.within, low, None, is_late)[0]
         if best is None:
-            needs = [need for placement in seen if (need := fetches.least_bytes(*placement)) is not None]
-            needed, arenas = min(needs, default=(None, 0))
-            raise refusal(self.models, self.devices, self.pins, needed, arenas, fetches=True)
+            needs = [need for placement in seen if (need := shares.least_bytes(placement)) is not None]
+            raise refusal(self.models, self.devices, self.pins, min(needs, default=None), fetches=True)
 
         def node_bounds(more: int) -> tuple[float, float | None]:
             given = with_more(more)
-            return self._node_bound(given), self._node_bound(given, alone=True) if fetches.needs_alone else None
+            return self._node_bound(given), self._node_bound(given, alone=True) if shares.needs_alone else None
 
-        full = bisected(fetches, node_bounds, low, best.seconds, is_late)
-        return self.fetched_answer(fetches, best, full, max(full, min(bound, best.seconds)), link, fill)
+        full = bisected(shares, node_bounds, low, best.seconds, is_late)
+        return self.fetched_answer(shares, best, full, max(full, min(bound, best.seconds)), link, fill)
 
-    def _fewer_on_host(self, fetches: Fetches, placement: Placement) -> dict[str, int] | None:
-        """Pins to other devices of caches, so many that what the host of a placement cannot have in the store fits it;
+    def _fewer_on_host(self, shares: Shares, placement: Placement) -> list[dict[str, int]] | None:
+        """Pins to other devices of caches, so many that what the host of a placement cannot have in stores fits it;
         None where the others have no room for them."""
-        residents, nodes = placement
-        need = fetches.least_bytes(residents, nodes)
-        model, host = self.models[0], len(self.devices) - 1
+        need = shares.least_bytes(placement)
+        host = len(self.devices) - 1
         if need is None:
             return None
-        missing = need[0] - self.devices[host].budget
-        lasting = {name: d for name, d in residents.items() if not fetches.may_fetch(name)}
-        pins = {**self.pins[0], **{name: d for name, d in lasting.items() if d != host}}
+        missing = need.on_host - self.devices[host].budget
         room = [device.budget for device in self.devices[:host]]
-        for name, d in pins.items():
-            if d != host:
-                room[d] -= model.bytes_on(d, name)
-        layers: dict[str, list[str]] = {}       # the caches of a layer have its number, and stay together
-        for name, d in lasting.items():
-            if d == host and name not in pins:
-                layers.setdefault("".join(filter(str.isdigit, name)), []).append(name)
-        for names in layers.values():
+        found: list[dict[str, int]] = []
+        layers: dict[tuple[int, str], list[str]] = {}   # the caches of a layer have its number, and stay together
+        for k, (part, residents, fixed) in enumerate(zip(shares.parts, placement[0], self.pins, strict=True)):
+            lasting = {name: d for name, d in residents.items() if not part.may_fetch(name)}
+            found.append({**fixed, **{name: d for name, d in lasting.items() if d != host}})
+            for name, d in found[k].items():
+                if d != host:
+                    room[d] -= part.model.bytes_on(d, name)
+            for name, d in lasting.items():
+                if d == host and name not in found[k]:
+                    layers.setdefault((k, "".join(filter(str.isdigit, name))), []).append(name)
+        for (k, _), names in layers.items():
             if missing <= 0 or not room:
                 break
-            d = max(range(host), key=lambda d: room[d])
+            d, model = max(range(host), key=lambda d: room[d]), self.models[k]
             room[d] -= sum(model.bytes_on(d, name) for name in names)
             missing -= sum(model.bytes_on(host, name) for name in names)
-            pins.update(dict.fromkeys(names, d))
-        return pins if missing <= 0 and min(room, default=-1) >= 0 else None
+            found[k].update(dict.fromkeys(names, d))
+        return found if missing <= 0 and min(room, default=-1) >= 0 else None
 
     def _every_one(self, most: int) -> None:
         """Plan every placement, if each model has at most `most` placements."""
@@ -372,48 +371,54 @@ class _Search:
 
     def answer(self, best: Found, link: LinkLike, fill: float) -> Fit:
         """The value to return: the best placement planned once more, with its bounds."""
-        plans: list[Plan] = []
-        prices: list[Price] = []
-        placed: list[Placed] = []
-        models: list[int] = []
-        for k, (model, residents, nodes) in enumerate(zip(self.models, best.residents, best.nodes, strict=True)):
-            trial = model.run(residents, nodes)
-            plans += trial.plans
-            prices += trial.prices
-            models += [k] * len(trial.plans)
-            placed += [Placed(name, model.kinds[name], model.bytes_on(d, name), d, k, name in self.pins[k])
-                       for name, d in sorted(residents.items())]
-        goal = tuple(weight for model in self.models for weight in model.weights)
+        trials = [model.run(residents, nodes)
+                  for model, residents, nodes in zip(self.models, best.residents, best.nodes, strict=True)]
         bound = min(self._node_bound(), best.seconds)
         # Where no case of arenas fits, the cases prove nothing about a placement that was found without the solver.
         rules_bound = bound if math.isinf(self.bound) else max(bound, min(self.bound, best.seconds))
-        return Fit(self.devices, link, goal, self.within, best.seconds, bound, rules_bound, best.arenas,
-                   tuple(trial.arenas for trial in best.trials), tuple(models), tuple(prices), tuple(placed),
-                   self.candidates.worth, any(nodes is not None for nodes in best.nodes), fill,
-                   tuple(flag for flags in self.streams for flag in flags), tuple(plans))
+        return self._made_of(trials, best.residents, best.nodes, best.arenas, bound, rules_bound, self.candidates.worth,
+                             link, fill)
 
-    def fetched_answer(self, fetches: Fetches, best: Fetched, bound: float, rules_bound: float, link: LinkLike,
+    def fetched_answer(self, shares: Shares, best: Fetched, bound: float, rules_bound: float, link: LinkLike,
                        fill: float) -> Fit:
         """The value to return for a placement with fetched weights, planned once more, with its bounds."""
-        model, trial = self.models[0], fetches.again(best)
-        stored = {*best.rows, *best.slotted, *(use.name for use in best.choice.fetched)}
-        placed = tuple(Placed(name, model.kinds[name], model.bytes_on(d, name), d, 0, name in self.pins[0],
-                              name in stored) for name, d in sorted(best.residents.items()))
-        fetching = Fetching(fetches.disk, tuple(use.name for use in best.choice.fetched), best.rows,
-                            best.choice.nbytes, best.choice.window, best.more.nbytes,
-                            tuple(use.name for use in best.more.fetched), self._slotted(fetches, best, trial))
-        return Fit(self.devices, link, tuple(model.weights), self.within, trial.seconds, bound, rules_bound,
-                   trial.arenas, (trial.arenas,), (0,) * len(trial.plans), trial.prices, placed,
-                   (fetches.worth(best),) * len(self.devices), best.nodes is not None, fill, tuple(self.streams[0]),
-                   trial.plans, fetching)
+        more, trials = shares.with_more(best), shares.again(best)
+        fetchings = tuple(self._fetching(*of) for of in zip(shares.parts, best.parts, trials, more, strict=True))
+        return self._made_of(trials, [part.residents for part in best.parts], [part.nodes for part in best.parts],
+                             best.arenas, bound, rules_bound, (shares.worth(best),) * len(self.devices), link, fill,
+                             [part.stored for part in best.parts], fetchings)
+
+    def _made_of(self, trials: Sequence[Trial], residents: Sequence[Mapping[str, int]], nodes: Sequence[Nodes],
+                 arenas: Sequence[int], bound: float, rules_bound: float, worth: tuple[float, ...], link: LinkLike,
+                 fill: float, stored: Sequence[Collection[str]] | None = None,
+                 fetchings: tuple[Fetching, ...] = ()) -> Fit:
+        """The value of these trials, one of each model; `stored`: for each the weights that are in a file."""
+        in_file = stored or [()] * len(trials)
+        placed = tuple(Placed(name, model.kinds[name], model.bytes_on(d, name), d, k, name in self.pins[k],
+                              name in in_file[k])
+                       for k, (model, at) in enumerate(zip(self.models, residents, strict=True))
+                       for name, d in sorted(at.items()))
+        seconds = sum(trial.seconds for trial in trials)
+        return Fit(self.devices, link, tuple(weight for model in self.models for weight in model.weights), self.within,
+                   seconds, bound, rules_bound, tuple(arenas), tuple(trial.arenas for trial in trials),
+                   tuple(k for k, trial in enumerate(trials) for _ in trial.plans),
+                   tuple(price for trial in trials for price in trial.prices), placed, worth,
+                   any(of is not None for of in nodes), fill, tuple(flag for flags in self.streams for flag in flags),
+                   tuple(plan for trial in trials for plan in trial.plans), fetchings)
+
+    def _fetching(self, fetches: Fetches, part: Part, trial: Trial, more: tuple[Choice, int]) -> Fetching:
+        """What one model fetches; `more`: its choice, and the number of its slots, with 1 GiB more on the host."""
+        choice, still = part.choice, more[0]
+        return Fetching(fetches.disk, tuple(use.name for use in choice.fetched), part.way.rows, choice.nbytes,
+                        choice.window, still.nbytes, tuple(use.name for use in still.fetched), part.share,
+                        self._slotted(fetches, part, trial, more[1]))
 
     @staticmethod
-    def _slotted(fetches: Fetches, best: Fetched, trial: Trial) -> Slotted | None:
-        slots = best.slots
+    def _slotted(fetches: Fetches, part: Part, trial: Trial, more_slots: int) -> Slotted | None:
+        slots = part.way.slots
         if slots is None:
             return None
-        reads = [fetches.expected(slots, g, n) for n in (trial.n_slots, best.more_slots)
-                 for g in range(len(trial.plans))]
+        reads = [fetches.expected(slots, g, n) for n in (trial.n_slots, more_slots) for g in range(len(trial.plans))]
         used = tuple(fetches.expected(slots, g, 0) for g in range(len(trial.plans)))
-        return Slotted(best.slotted, trial.n_slots, slots.n_experts, slots.slot_nbytes, used, tuple(reads[: len(used)]),
-                       best.more_slots, tuple(reads[len(used) :]))
+        return Slotted(part.way.slotted, trial.n_slots, slots.n_experts, slots.slot_nbytes, used,
+                       tuple(reads[: len(used)]), more_slots, tuple(reads[len(used) :]))

@@ -1,13 +1,16 @@
 """The least seconds of placements that have weights of some bytes in a store: of fetches, and of computing beside them.
 
-Costs are seconds of the goal, of all graphs together.  Any part of a weight may be in the store, so that the weights
-whose bytes cost least come first, and a cost is a convex function of the bytes (`Curve`).  Fetches of whole weights run
-beside what computes.  Experts are read when a node has chosen them, and next nodes read them: then nothing computes.
+Costs are seconds of the goal, of all graphs and models together.  Any part of a weight may be in the store, so that the
+weights whose bytes cost least come first, and a cost is a convex function of the bytes (`Curve`).  Fetches of whole
+weights run beside what computes.  Experts are read when a node has chosen them, and next nodes read them: then nothing
+computes of their model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +18,11 @@ from ggml_sched._graph import Tensor
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.facts import Facts, is_resident
 
-__all__ = ["Curve", "LeastFetches", "seconds_beside"]
+__all__ = ["Costs", "Curve", "LeastFetches", "seconds_beside"]
 
 ROUNDING = 1 - 1e-12
+MOST_WAYS = 64
+"""The most sets of models that read experts one by one; of more nothing is known of what computes meanwhile."""
 
 
 class Curve:
@@ -54,42 +59,88 @@ class Curve:
         return float((self.costs[k] - self.costs[k - 1]) / (self.nbytes[k] - self.nbytes[k - 1]))
 
 
-class LeastFetches:
-    """The least costs of placements of one model.
+class Costs(NamedTuple):
+    """What fetches of one model cost.
 
     `sizes`: {weight that may be in the store: bytes}; `whole`: {weight: cost of fetching all of it}; `experts`:
     {weight: cost of reading the experts that are used}, of weights that may have slots.  `beside`: see
     `seconds_beside`; None: nothing is known of what computes while experts are read.
     """
 
-    def __init__(self, sizes: Mapping[str, int], whole: Mapping[str, float], experts: Mapping[str, float],
-                 beside: float | None) -> None:
-        either = {name: min(cost, experts.get(name, cost)) for name, cost in whole.items()}
-        self.either: Curve = Curve(sizes, either)
+    sizes: Mapping[str, int]
+    whole: Mapping[str, float]
+    experts: Mapping[str, float]
+    beside: float | None
+
+    @property
+    def either(self) -> Mapping[str, float]:
+        """{weight: the least cost of all of it, whether experts are read one by one or not}."""
+        return {name: min(cost, self.experts.get(name, cost)) for name, cost in self.whole.items()}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether experts may be read one by one, and it is known what computes beside that."""
+        return bool(self.experts) and self.beside is not None
+
+
+def curve_of(parts: Iterable[tuple[Mapping[str, int], Mapping[str, float]]]) -> Curve:
+    """The curve of the weights of several models: (their sizes, their costs) for each.  As any division of some bytes
+    among the models divides them among the weights of all, no division costs less."""
+    sizes, costs = {}, {}
+    for k, (of, cost) in enumerate(parts):
+        sizes.update({f"{k} {name}": size for name, size in of.items()})
+        costs.update({f"{k} {name}": value for name, value in cost.items()})
+    return Curve(sizes, costs)
+
+
+class LeastFetches:
+    """The least costs of placements of some models together, however they divide the memory of the host."""
+
+    def __init__(self, models: Sequence[Costs]) -> None:
+        self.either: Curve = curve_of((of.sizes, of.either) for of in models)
         """Of fetches, whether experts are read one by one or not."""
-        self._whole = Curve(sizes, whole)
-        self._experts = Curve({name: sizes[name] for name in experts}, experts)
-        self._others = Curve({name: size for name, size in sizes.items() if name not in experts}, whole)
-        self.beside: float | None = beside if experts else None
+        kinds = [(False, True) if of.is_known else (False,) for of in models]
+        none, *ways = product(*kinds) if 2 ** sum(of.is_known for of in models) <= MOST_WAYS else [()]
+        self.knows: bool = bool(ways)
+        """Whether something is known of what computes while experts are read."""
+        self._whole = curve_of((of.sizes, of.whole if of.is_known else of.either) for of in models)
+        self._ways = [self._way(models, way) for way in ways]
+
+    @staticmethod
+    def _way(models: Sequence[Costs], is_slotted: Sequence[bool]) -> tuple[Curve, Curve, float]:
+        """(The curve of fetches beside which others compute, that of experts that are read one by one, `beside` of all
+        models), where these models read experts one by one."""
+        others, experts, beside = [], [], 0.0
+        for of, slotted in zip(models, is_slotted, strict=True):
+            rest = {name: size for name, size in of.sizes.items() if not slotted or name not in of.experts}
+            others.append((rest, of.whole if of.is_known else of.either))
+            experts.append(({name: of.sizes[name] for name in of.experts} if slotted else {}, of.experts))
+            beside += of.beside or 0.0 if slotted else 0.0
+        return curve_of(others), curve_of(experts), beside
 
     def seconds(self, nbytes: float, computing: float = 0.0, alone: float | None = None) -> float:
         """The least seconds with weights of at least so many bytes in the store; `computing`: what computing, copies
         and splits take at least; `alone`: what computing takes without the others, None: nothing is known of that."""
-        if self.beside is None or alone is None:
+        if not self.knows or alone is None:
             return max(computing, self.either.at(nbytes) * ROUNDING)
         nbytes = min(nbytes, self.either.most)
-        whole = max(computing, self._whole.at(nbytes) * ROUNDING)
-        if whole == computing:
-            return whole
-        # A part `others` of the bytes costs max(computing, fetches), the rest is read while nothing computes.  The sum
-        # is convex, so its least value is at a corner.
-        alone -= self.beside
-        corners = [*self._others.nbytes, *(nbytes - self._experts.nbytes), self._others.within(alone)]
-        low, high = max(0.0, nbytes - self._experts.most), min(nbytes, self._others.most)
-        others = np.clip(corners, low, high)
-        costs = (np.maximum(alone, np.interp(others, self._others.nbytes, self._others.costs))
-                 + np.interp(nbytes - others, self._experts.nbytes, self._experts.costs))
-        return max(computing, min(whole, float(costs.min()) * ROUNDING))
+        least = self._whole.at(nbytes) * ROUNDING
+        for way in self._ways:
+            if least <= computing:
+                break
+            least = min(least, self._reading(nbytes, alone, *way) * ROUNDING)
+        return max(computing, least)
+
+    @staticmethod
+    def _reading(nbytes: float, alone: float, others: Curve, experts: Curve, beside: float) -> float:
+        """The least seconds where so many bytes are divided among weights of both curves.  A part of them costs
+        max(computing, fetches), the rest is read while nothing computes.  The sum is convex, so its least value is at a
+        corner."""
+        alone -= beside
+        corners = [*others.nbytes, *(nbytes - experts.nbytes), others.within(alone)]
+        part = np.clip(corners, max(0.0, nbytes - experts.most), min(nbytes, others.most))
+        costs = np.maximum(alone, np.interp(part, others.nbytes, others.costs))
+        return float((costs + np.interp(nbytes - part, experts.nbytes, experts.costs)).min())
 
 
 def seconds_beside(facts: Facts, names: Collection[str], devices: Sequence[Device]) -> float | None:

@@ -3,7 +3,7 @@
 A placement with fetched weights is one for a host with `more` bytes, with some weights of the host in a store.  Its
 computing, copies and splits take no less than those of the placement for the larger host, and its fetches, which run
 beside them, no less than those of the cheapest weights of as many bytes.  So for all placements with between `low` and
-`high` bytes in the store, `Fetches.least(low, bound for a host with high bytes more)` is a bound: the larger of both,
+`high` bytes in the store, `Shares.least(low, bound for a host with high bytes more)` is a bound: the larger of both,
 or more where experts are read, beside which nothing computes.  `overflow` divides the bytes into intervals, until the
 least of their bounds is near the best placement found.
 """
@@ -11,18 +11,14 @@ least of their bounds is near the best placement found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TypeAlias
 
-from ggml_sched._graph import Tensor
-from ggml_sched.placement.fetching import Fetched, Fetches
+from ggml_sched.placement.shares import Fetched, Placement, Shares
 
-__all__ = ["Placement", "bisected", "overflow"]
+__all__ = ["bisected", "overflow"]
 
-Placement: TypeAlias = tuple[Mapping[str, int], Sequence[Mapping[Tensor, int]] | None]
-"""The devices of residents, and those of the assigned nodes of each graph."""
 PROBES = 8
 """The most searches for one answer."""
 SMALL = 0.2
@@ -41,14 +37,14 @@ class Interval:
     """The bound of what computes with `high` bytes; None: it was not searched."""
 
 
-def overflow(fetches: Fetches, probe: Callable[[int], tuple[Placement | None, float]], within: float, low: int,
+def overflow(shares: Shares, probe: Callable[[int], tuple[Placement | None, float]], within: float, low: int,
              best: Fetched | None, is_late: Callable[[], bool]) -> tuple[Fetched | None, float]:
     """(The best placement found, a bound of all placements).
 
     `probe(more)` searches with so many bytes more on the host, and returns a placement, None where it found none, and
     the bound of all such placements.  `low`: bytes that are in the store at least.  `best`: a placement that is known.
     """
-    left = [Interval(fetches.least(low), low, fetches.most, None)]
+    left = [Interval(shares.least(low), low, shares.most, None)]
     closed = math.inf
     for _ in range(PROBES):
         if not left or best is not None and is_late():
@@ -58,40 +54,40 @@ def overflow(fetches: Fetches, probe: Callable[[int], tuple[Placement | None, fl
             closed = min(closed, one.bound)
             break
         if one.above is None:
-            middle = one.high if best is None else min(one.high, max(one.low, fetches.within(best.seconds)))
+            middle = one.high if best is None else min(one.high, max(one.low, shares.within(best.seconds)))
         else:
-            most = fetches.least(one.high, one.above)
+            most = shares.least(one.high, one.above)
             if best is not None and most - one.bound <= SMALL * (best.seconds - one.bound):
                 closed = min(closed, one.bound)
                 continue
-            middle = fetches.within(one.above)
+            middle = shares.within(one.above)
             if not one.low < middle < one.high:
                 middle = (one.low + one.high) // 2
         placement, bound = probe(middle)
-        found = None if placement is None else fetches.place(*placement)
+        found = None if placement is None else shares.place(placement)
         if found is not None and (best is None or found.seconds < best.seconds):
             best = found
         if bound < math.inf:
-            heappush(left, Interval(max(one.bound, fetches.least(one.low, bound)), one.low, middle, bound))
+            heappush(left, Interval(max(one.bound, shares.least(one.low, bound)), one.low, middle, bound))
         if one.above is not None:
-            heappush(left, Interval(max(one.bound, fetches.least(middle, one.above)), middle, one.high, one.above))
+            heappush(left, Interval(max(one.bound, shares.least(middle, one.above)), middle, one.high, one.above))
         elif middle < one.high:
-            heappush(left, Interval(fetches.least(middle), middle, one.high, None))
+            heappush(left, Interval(shares.least(middle), middle, one.high, None))
     return best, min([closed, *(one.bound for one in left)])
 
 
-def bisected(fetches: Fetches, bound: Callable[[int], tuple[float, float | None]], low: int, best: float,
+def bisected(shares: Shares, bound: Callable[[int], tuple[float, float | None]], low: int, best: float,
              is_late: Callable[[], bool]) -> float:
     """A bound of all placements with at least `low` bytes in the store, at most `best`.  `bound(more)`: of all
     placements with at most `more` bytes there, without the time of fetches; and of their computing alone, if known."""
-    high = max(low, fetches.within(best))       # with more bytes the fetches alone take longer than the best
+    high = max(low, shares.within(best))       # with more bytes the fetches alone take longer than the best
     above = bound(high)
-    found, first = fetches.least(low, *above), low
+    found, first = shares.least(low, *above), low
     for _ in range(BISECTIONS):
         if is_late():
             break
         middle = (first + high) // 2
-        fewer, more = fetches.least(low, *bound(middle)), fetches.least(middle, *above)
+        fewer, more = shares.least(low, *bound(middle)), shares.least(middle, *above)
         found = max(found, min(fewer, more))
         if fewer > more:
             first = middle

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.placement.devices import Device
 from ggml_sched.placement.trials import Trials
 from ggml_sched.planning.tables import memory_text
 
-__all__ = ["refusal"]
+__all__ = ["Least", "refusal"]
+
+
+class Least(NamedTuple):
+    """The fewest bytes with which a placement can be had."""
+
+    on_host: int
+    arenas: int
+    """Bytes of the arenas of all devices."""
+    has_slots: bool = False
+    has_window: bool = False
+    """Whether slots for experts, and windows of weights, are among the bytes of the host."""
 
 
 def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[Mapping[str, int]],
-            on_host: int | None = None, arenas: int = 0, fetches: bool = False) -> OutOfMemory:
+            least: Least | None = None, fetches: bool = False) -> OutOfMemory:
     """The error to raise.
 
-    `on_host`: bytes that the host needs in a placement that keeps all other budgets; None if no placement was found
-    even with endless memory on the host.  `arenas`: bytes of all arenas in the placement.  `fetches`: whether as many
-    weights of the host as possible are fetched in it.
+    `least`: what a placement needs that keeps all budgets but that of the host; None if no placement was found even
+    with endless memory on the host.  `fetches`: whether as many weights of the host as possible are fetched in it.
     """
+    on_host, arenas = (None, 0) if least is None else (least.on_host, least.arenas)
     host = len(devices) - 1
     weights = sum(size for model in models for name, size in model.sizes.items() if model.kinds[name] == "weight")
     caches = sum(size for model in models for name, size in model.sizes.items()) - weights
@@ -37,8 +49,11 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
             lines.append(f"what is pinned to {device.name} takes {memory_text(fixed)} of its "
                          f"{memory_text(device.budget)}")
     if fetches:
-        lines.append(f"caches, arenas and a window of the weights that {devices[host].name} would fetch exceed its "
-                     f"{memory_text(devices[host].budget)}, too")
+        name = devices[host].name
+        slots = ["the fewest slots for experts"] if least and least.has_slots else []
+        window = [f"a window of the weights that {name} would fetch"] if not least or least.has_window else []
+        *parts, last = ["caches", "arenas", *slots, *window]
+        lines.append(f"{', '.join(parts)} and {last} exceed the {memory_text(devices[host].budget)} of {name}, too")
     if on_host is None:
         return OutOfMemory("; ".join(lines), None, wanted, there)
     # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.

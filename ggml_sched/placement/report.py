@@ -6,7 +6,7 @@ Owns the words and the units; all figures are the answer's.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ggml_sched.placement.answer import Fetching, Fit
 from ggml_sched.placement.devices import DEFAULT_LINK
@@ -32,10 +32,11 @@ def verdict(fit: Fit) -> str:
     sizes = " and ".join(memory_text(use.weights + use.cache) for use in there)
     on_host = host.weights + host.cache
     pinned = sum(entry.nbytes for entry in fit.placed if entry.pinned and fit.devices[entry.device].host)
-    if fit.fetching is not None:
+    if fit.fetchings:
         held = " and ".join(f"{use.device.name} ({memory_text(use.weights + use.cache + use.slots)})"
                             for use in fit.memory if use.weights or use.cache or use.slots)
-        first = f"not without a disk: each evaluation {' and '.join(_reads(fit, fit.fetching))}; all else fits {held}"
+        reads = ", ".join(f"{which} {' and '.join(_reads(part, fetching))}" for which, part, fetching in _parts(fit))
+        first = f"not without a disk: {reads}; all else fits {held}"
     elif not beside:
         first = f"yes: all of it fits {host.device.name} ({memory_text(on_host)})"
     elif not there:
@@ -53,12 +54,19 @@ def verdict(fit: Fit) -> str:
     return f"{first}\n{seconds(fit.seconds)} for {_work(fit)}, {fit.full_gap:.2%} above the bound"
 
 
+def _parts(fit: Fit) -> list[tuple[str, Fit, Fetching]]:
+    """("each evaluation", the answer, what it fetches) for each model that fetches weights."""
+    if len(fit.fetchings) == 1:
+        return [("each evaluation", fit, fit.fetchings[0])]
+    return [(f"each evaluation of model {k}", fit.model(k), found) for k, found in enumerate(fit.fetchings)]
+
+
 def _reads(fit: Fit, fetching: Fetching) -> list[str]:
     """What an evaluation gets from the disk."""
     found = [f"fetches {memory_text(fetching.nbytes)} of the weights"] if fetching.names else []
     if fetching.slots is not None:
         found.append(f"reads about {memory_text(round(fetching.slots.nbytes[_main(fit)]))} of experts")
-    return found or [f"reads rows of {', '.join(fetching.rows)}"]
+    return found or ([f"reads rows of {', '.join(fetching.rows)}"] if fetching.rows else ["fetches nothing"])
 
 
 def _main(fit: Fit) -> int:
@@ -83,13 +91,13 @@ def _name(plan: Plan) -> str:
 def memory_table(fit: Fit) -> str:
     """A row for each device: weights, slots for experts, if there are any, cache, arena, reserve, what is left, and
     weights in a file, if there are any."""
-    has_slots = fit.fetching is not None and fit.fetching.slots is not None
+    has_slots = any(fetching.slots is not None for fetching in fit.fetchings)
     rows: list[Sequence[object]] = [("device", "memory", "weights", *(["slots"] if has_slots else []), "cache", "arena",
-                                     "reserve", "left", *(["in the file"] if fit.fetching else []))]
+                                     "reserve", "left", *(["in the file"] if fit.fetchings else []))]
     for use in fit.memory:
         rows.append((use.device.name, *map(memory_text, (
             use.device.memory, use.weights, *([use.slots] if has_slots else []), use.cache, use.arena, use.reserve,
-            use.left, *([use.fetched] if fit.fetching else [])))))
+            use.left, *([use.fetched] if fit.fetchings else [])))))
     return table(rows, underlined=True)
 
 
@@ -97,7 +105,7 @@ def kinds_table(fit: Fit) -> str:
     """A row for each kind of resident, which is all those whose names differ in numbers alone: their bytes, and how
     many they are, on each device."""
     kinds: dict[str, list[list[int]]] = {}
-    places = [device.name for device in fit.devices] + ([] if fit.fetching is None else ["in the file"])
+    places = [device.name for device in fit.devices] + (["in the file"] if fit.fetchings else [])
     for entry in fit.placed:
         counts = kinds.setdefault(_NUMBER.sub("*", entry.name), [[0, 0] for _ in places])
         at = len(fit.devices) if entry.fetched else entry.device
@@ -124,17 +132,20 @@ def _total(fit: Fit) -> int:
 def time_table(fit: Fit) -> str:
     """A row for each graph: its weight, seconds, and where they go."""
     rows: list[Sequence[object]] = [("graph", "weight", "time", *(f"on {device.name}" for device in fit.devices),
-                                     "copies", "splits", *(["waits for fetches"] if fit.fetching else []))]
+                                     "copies", "splits", *(["waits for fetches"] if fit.fetchings else []))]
     for plan, weight, price in zip(fit.plans, fit.goal, fit.prices, strict=True):
         rows.append((_name(plan), f"{weight:g}", seconds(price.seconds), *map(seconds, price.compute),
                      seconds(price.copies), seconds(price.splits),
-                     *([f"{seconds(price.stalled)} of {seconds(price.fetches)}"] if fit.fetching else [])))
+                     *([f"{seconds(price.stalled)} of {seconds(price.fetches)}"] if fit.fetchings else [])))
     return table(rows, underlined=True)
 
 
 def notes(fit: Fit) -> str:
     """What more memory is worth, what the bound covers, which numbers are measured."""
-    lines = [*_fetching(fit), *more_memory(fit)]
+    lines = [line for part in _parts(fit) for line in _fetching(*part)]
+    if any(fetching.slots is not None for fetching in fit.fetchings):
+        lines.append("assumed: each token chooses its experts at random; where tokens prefer some, less is read")
+    lines += more_memory(fit)
     others = "none at all" if all(fit.goal) else "none that does so in the graphs without a weight"
     lines.append(f"no placement that was compared, with nodes where their weights and caches are, takes less than "
                  f"{seconds(fit.rules_bound)} (gap {fit.gap:.2%}); {others} takes less than "
@@ -150,28 +161,26 @@ def notes(fit: Fit) -> str:
     return "\n".join(lines)
 
 
-def _fetching(fit: Fit) -> list[str]:
-    """A line about the weights that are fetched, and one about slots for experts, if there are any."""
-    found, lines = fit.fetching, []
-    if found is None:
-        return []
+def _fetching(which: str, fit: Fit, found: Fetching) -> Iterator[str]:
+    """The lines about the weights that one model fetches, and about its slots for experts, if there are any; `which`:
+    its evaluations."""
     host, speed = fit.devices[-1].name, f"{found.disk.bandwidth / 1e9:.3g} GB/s"
+    model = which.removeprefix("each evaluation")
+    if model:
+        yield f"{model.removeprefix(' of ')} has {memory_text(found.share)} of {host}"
     if found.names:
         reading = sum(found.disk.launch + fit.entry(name).nbytes / found.disk.bandwidth for name in found.names)
-        lines.append(f"each evaluation fetches {len(found.names)} weights of {memory_text(found.nbytes)} from "
-                     f"{found.disk.name} at {speed}, which takes {seconds(reading)}, to a window of "
-                     f"{memory_text(found.window)}; with 1 GiB more on {host} it would fetch "
-                     f"{memory_text(found.with_more)}")
+        yield (f"{which} fetches {len(found.names)} weights of {memory_text(found.nbytes)} from {found.disk.name} at "
+               f"{speed}, which takes {seconds(reading)}, to a window of {memory_text(found.window)}; with 1 GiB more "
+               f"on {host} it would fetch {memory_text(found.with_more)}")
     slots = found.slots
     if slots is not None:
         g = _main(fit)
-        lines.append(f"{slots.n_slots} slots of {memory_text(slots.slot_nbytes)} on {host} are for {slots.n_experts} "
-                     f"experts: of {memory_text(round(slots.used[g]))} of experts for {_name(fit.plans[g])}, about "
-                     f"{memory_text(round(slots.nbytes[g]))} are in no slot, and read from {found.disk.name} at "
-                     f"{speed}; with 1 GiB more on {host} there would be {slots.n_slots_with_more} slots, and about "
-                     f"{memory_text(round(slots.nbytes_with_more[g]))} to read")
-        lines.append("assumed: each token chooses its experts at random; where tokens prefer some, less is read")
-    return lines
+        yield (f"{slots.n_slots} slots of {memory_text(slots.slot_nbytes)} on {host} are for {slots.n_experts} "
+               f"experts{model}: of {memory_text(round(slots.used[g]))} of experts for "
+               f"{_name(fit.plans[g])}, about {memory_text(round(slots.nbytes[g]))} are in no slot, and read from "
+               f"{found.disk.name} at {speed}; with 1 GiB more on {host} there would be {slots.n_slots_with_more} "
+               f"slots, and about {memory_text(round(slots.nbytes_with_more[g]))} to read")
 
 
 def more_memory(fit: Fit) -> list[str]:

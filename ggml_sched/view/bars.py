@@ -126,7 +126,7 @@ def _answer(found: Fit | Stock | Mapping[str, Any], like: Fit) -> _Answer:
     names = [use.device.name for use in found.memory]
     # In `found.residents` devices may have llama.cpp's names.
     called = {there: name for name, there in zip(names, _order(found, names), strict=True)}
-    devices = [_device(like, name, {resident: called.get(device, device) for resident, device in
+    devices = [_device(like, name, {(0, resident): called.get(device, device) for resident, device in
                                     found.residents.items()}, weights, cache, arena, left)
                for name, weights, cache, arena, left in used]
     return _Answer(tuple(devices), found.seconds, _spent(names, [
@@ -146,13 +146,14 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
     is none."""
     hosts = {device["name"] for device in found["devices"] if device["host"]}
     memory = {device["name"]: _whole(device["memory"]) for device in found["devices"]}
-    residents = dict(found.get("residents", {}))
-    for model in found.get("models", ()):
-        residents |= model["residents"]
-    fetching = found.get("fetching") or {}
-    by_expert = fetching.get("experts") or {}
-    for name in (*fetching.get("weights", ()), *fetching.get("rows", ()), *by_expert.get("weights", ())):
-        residents.pop(name, None)       # in a file, on no device
+    residents = {}
+    for k, model in enumerate(found.get("models", [found])):
+        fetching = model.get("fetching") or {}
+        by_expert = fetching.get("experts") or {}
+        stored = {*fetching.get("weights", ()), *fetching.get("rows", ()), *by_expert.get("weights", ())}
+        # Weights in a file are on no device.
+        residents |= {(k, resident): device for resident, device in model.get("residents", {}).items()
+                      if resident not in stored}
     names = [str(use["device"]) for use in found["memory"]]
     devices = []
     for name, use in zip(names, found["memory"], strict=True):
@@ -181,14 +182,15 @@ def _real(value: Any) -> float:
     return float(value)
 
 
-def _device(like: Fit, name: str, residents: Mapping[str, str], weights: int, cache: int, arena: int, left: int,
-            memory: int | None = None, reserve: int | None = None, is_host: bool | None = None) -> _Device:
-    """The bytes of device `name` by use, from its totals and from the names of the weights on it (`residents`: {weight
-    or cache: device}); bytes of weights that these names do not explain count as other weights.  None: as in `like`."""
+def _device(like: Fit, name: str, residents: Mapping[tuple[int, str], str], weights: int, cache: int, arena: int,
+            left: int, memory: int | None = None, reserve: int | None = None, is_host: bool | None = None) -> _Device:
+    """The bytes of device `name` by use, from its totals and from the names of the weights on it (`residents`: {(index
+    of its model, weight or cache): device}); bytes of weights that these names do not explain count as other weights.
+    None: as in `like`."""
     own = next((device for device in like.devices if device.name == name), None)
     parts = dict.fromkeys(KINDS, 0)
     for entry in like.placed:
-        if entry.kind == "weight" and residents.get(entry.name) == name:
+        if entry.kind == "weight" and residents.get((entry.model, entry.name)) == name:
             parts[kind_of(entry.name)] += entry.nbytes
     parts[_WEIGHTS[OTHER]] += max(0, weights - sum(parts.values()))
     parts |= {CACHE: cache, ARENA: arena,

@@ -20,7 +20,8 @@ from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits
 from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
-from ggml_sched.placement.fetching import Fetches, disk_of
+from ggml_sched.placement.fetching import disk_of
+from ggml_sched.placement.shares import Shares
 from ggml_sched.placement.trials import Trials
 
 LINK = gs.Link(5e8, 1e-6)
@@ -275,10 +276,10 @@ def test_a_node_with_the_name_of_a_weight_costs_no_fetch() -> None:
         fields = graphfile.graph_to_dict(graph)
         next(entry for entry in fields["tensors"] if entry["op"] == "MUL_MAT")["name"] = name
         named = graphfile.graph_from_dict(fields)
-        fetches = Fetches(Trials([named], ordered, Links(ordered, LINK), (1.0,), 1.0), LINK)
+        shares = Shares([Trials([named], ordered, Links(ordered, LINK), (1.0,), 1.0)], LINK, turns=False)
         embedding = sized(graph)["embedding"]
-        found.append([fetches.least(nbytes) for nbytes in (embedding, embedding + 4096, fetches.most)])
-        assert fetches.within(fetches.least(fetches.most // 2)) == pytest.approx(fetches.most // 2, rel=1e-6)
+        found.append([shares.least(nbytes) for nbytes in (embedding, embedding + 4096, shares.most)])
+        assert shares.within(shares.least(shares.most // 2)) == pytest.approx(shares.most // 2, rel=1e-6)
     assert found[0] == found[1] and found[0][0] == 0 < found[0][1] < found[0][2]
 
 
@@ -299,11 +300,9 @@ def test_what_a_refusal_asks_for_is_enough_and_less_than_without_a_disk() -> Non
     assert fit.fetching is not None and fit.memory[-1].left >= 0
 
 
-def test_several_models_and_streamed_weights_are_not_fetched() -> None:
+def test_streamed_weights_are_not_fetched() -> None:
     graph, given, total = tight(0, 2)
     tiny = with_disk(given, gs.Link(1e9, 1e-5), 0.6, total)
-    with pytest.raises(gs.OutOfMemory, match="CPU fetches the weights of one model"):
-        gs.fit([[graph], [graph]], tiny, LINK)
     with pytest.raises(gs.OutOfMemory, match="CPU fetches no weights that are streamed to other devices"):
         gs.fit([graph], tiny, LINK, stream=[True])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from dry_file_store import DryFileStore
+from small_models import mixture
 
 import ggml_sched as gs
 from ggml_sched.backends.store import has_slots
@@ -20,9 +21,10 @@ from ggml_sched.backends.store.rows import fits
 from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
-from ggml_sched.placement.fetching import Fetches, FetchingTrials, disk_of
-from ggml_sched.placement.leastfetches import Curve, LeastFetches, seconds_beside
+from ggml_sched.placement.fetching import FetchingTrials, disk_of
+from ggml_sched.placement.leastfetches import Costs, Curve, LeastFetches, seconds_beside
 from ggml_sched.placement.residency import reads_of
+from ggml_sched.placement.shares import Shares
 from ggml_sched.placement.slots import Slots, by_expert, can_have_slots
 from ggml_sched.placement.trials import Trials
 from ggml_sched.planning.program import Fetch, FetchExperts
@@ -33,32 +35,6 @@ GRAPHS = Path(__file__).resolve().parents[1] / "data" / "graphs"
 GIB = 1 << 30
 LINK = gs.Link(5e8, 1e-6)
 UNUSED = 1 << 40
-
-
-def mixture(layers: int = 1, tokens: int = 1, n_experts: int = 4, n_used: int = 2, width: int = 64,
-            wide: int = 96) -> gs.Graph:
-    """A residual stream of some layers of experts, each with a router; a matrix before them, and an output matrix."""
-    ctx = gs.Context("mixture")
-
-    def weight(name: str, *ne: int) -> gs.Tensor:
-        with gs.Context() as scratch:
-            plain = scratch.tensor("f32", ne)
-            return ctx.restore("NONE", plain.type, plain.ne, plain.nb, name=name, resident="weight")
-
-    x = ctx.mul_mat(weight("first", width, width), ctx.tensor("f32", (width, tokens), "x", input=True))
-    for k in range(layers):
-        order = ctx.argsort(ctx.mul_mat(weight(f"router{k}", width, n_experts), x), "desc")
-        ids = ctx.view_2d(order, n_used, tokens, order.nb[1])
-        y = ctx.mul_mat_id(weight(f"up{k}", width, wide, n_experts), ctx.reshape_3d(x, width, 1, tokens), ids)
-        y = ctx.mul_mat_id(weight(f"down{k}", wide, width, n_experts), ctx.relu(y), ids)
-        parts = [ctx.view_2d(y, width, tokens, y.nb[2], i * y.nb[1]) for i in range(n_used)]
-        for part in parts:
-            x = ctx.add(x, part)
-    out = ctx.mul_mat(weight("output", width, width), x)
-    ctx.set_output(out)
-    graph = gs.Graph(out)
-    graph.meta = {"n_tokens": tokens}
-    return graph
 
 
 def host(memory: int, fetch: gs.Link | None, **options: float) -> gs.Device:
@@ -169,7 +145,7 @@ def test_the_least_seconds_are_below_every_division_of_the_bytes(seed: int) -> N
     whole = {name: size * rng.uniform(0.5, 1.5) for name, size in sizes.items() if name != "0"}
     experts = {name: whole[name] * rng.uniform(0.1, 0.9) for name in ("3", "4", "5")}
     beside = rng.uniform(0, 100)
-    least = LeastFetches(sizes, whole, experts, beside)
+    least = LeastFetches([Costs(sizes, whole, experts, beside)])
     total = sum(sizes.values())
     for _ in range(200):
         parts = {name: rng.random() ** rng.choice((0.2, 1, 5)) for name in sizes}
@@ -299,8 +275,8 @@ def test_weights_whose_alignment_takes_more_than_slots_for_all_have_none() -> No
     for alignment, slotted in ((64, ("up0", "down0")), (1 << 17, ())):
         given = [host(222_000 if slotted else 1_100_000, gs.Link(1e9, 1e-6), alignment=alignment)]
         model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
-        found = Fetches(model, LINK).place(dict.fromkeys(model.sizes, 0), None)
-        assert found is not None and found.slotted == slotted
+        found = Shares([model], LINK, turns=False).place(([dict.fromkeys(model.sizes, 0)], [None]))
+        assert found is not None and found.parts[0].way.slotted == slotted
 
 
 # -- a model of billions of weights -----------------------------------------------------------------
@@ -408,7 +384,8 @@ def test_drawings_count_the_bytes_of_slots_as_experts(large: gs.Fit) -> None:
 @pytest.mark.parametrize("tokens", [1, 16])
 def test_what_a_refusal_asks_for_is_enough_with_slots_or_with_whole_tensors(tokens: int) -> None:
     graph = mixture(layers=2, tokens=tokens, n_experts=8)
-    with pytest.raises(gs.OutOfMemory, match="a window of the weights that CPU would fetch") as caught:
+    least = "the fewest slots for experts" if tokens == 1 else "a window of the weights that CPU would fetch"
+    with pytest.raises(gs.OutOfMemory, match=f"caches, arenas and {least} exceed the 29.30 KiB of CPU, too") as caught:
         gs.fit([graph], [host(30_000, gs.Link(1e9, 1e-5))])
     least = caught.value.needed
     fit = gs.fit([graph], [host(least, gs.Link(1e9, 1e-5))])
@@ -443,10 +420,11 @@ def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host() -> N
 def test_a_placement_that_another_device_lacks_room_for_is_none() -> None:
     given = [gs.Device("GPU", 1000, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
     model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
-    fetches, residents = Fetches(model, LINK), dict.fromkeys(model.sizes, 1)
-    assert fetches.place(residents, None) is not None and fetches.least_bytes(residents, None) is not None
+    shares, residents = Shares([model], LINK, turns=False), dict.fromkeys(model.sizes, 1)
+    placement = [residents], [None]
+    assert shares.place(placement) is not None and shares.least_bytes(placement) is not None
     residents["first"] = 0
-    assert fetches.place(residents, None) is None and fetches.least_bytes(residents, None) is None
+    assert shares.place(placement) is None and shares.least_bytes(placement) is None
 
 
 def test_experts_that_come_to_the_host_in_a_trial_are_read_one_by_one() -> None:
@@ -465,7 +443,8 @@ def test_a_node_that_reads_experts_in_slots_is_on_the_host_whatever_a_search_has
     given = [gs.Device("GPU", GIB, 1e11, 1e12), host(222_000, gs.Link(1e9, 1e-6))]
     model = Trials([mixture()], given, Links(given, LINK), (1.0,), 1.0)
     chosen = [node for node in model.facts[0].nodes if node.op == "MUL_MAT_ID"]
-    found = Fetches(model, LINK).place(dict.fromkeys(model.sizes, 1), [dict.fromkeys(chosen, 0)])
-    assert found is not None and found.slotted == ("up0", "down0")
-    plan, = found.trial.plans
+    placement = [dict.fromkeys(model.sizes, 1)], [[dict.fromkeys(chosen, 0)]]
+    found = Shares([model], LINK, turns=False).place(placement)
+    assert found is not None and found.parts[0].way.slotted == ("up0", "down0")
+    plan, = found.parts[0].trial.plans
     assert {plan.backend_of(node).name for node in chosen} == {"CPU"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import ggml_sched as gs
-from ggml_sched.placement.refusal import refusal
+from ggml_sched.placement.refusal import Least, refusal
 
 GPU, HOST = gs.Device("GPU", 1000, 1e12, 1e13), gs.Device("CPU", 2000, 5e10, 1e12, host=True, reserve=500)
 
@@ -18,7 +18,7 @@ def model(weights: int, cache: int, n_ctx: int | None = 4096) -> SimpleNamespace
 
 
 def said(*models: SimpleNamespace, pins=None, on_host: int | None = None, arenas: int = 0) -> list[str]:
-    error = refusal(models, (GPU, HOST), pins or [{} for _ in models], on_host, arenas)
+    error = refusal(models, (GPU, HOST), pins or [{} for _ in models], None if on_host is None else Least(on_host, arenas))
     return str(error).split("; ")
 
 
@@ -58,5 +58,5 @@ def test_contexts_that_are_no_numbers_or_too_large_for_a_float_do_not_matter():
 
 def test_the_reserve_may_exceed_the_memory():
     host = HOST.replace(reserve=2600)
-    error = refusal([model(3000, 0)], (GPU, host), [{}], 300)
+    error = refusal([model(3000, 0)], (GPU, host), [{}], Least(300, 0))
     assert "(900 bytes) more on CPU would suffice" in str(error)

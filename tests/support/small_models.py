@@ -10,7 +10,7 @@ from itertools import product
 import ggml_sched as gs
 from ggml_sched.graph import graphfile
 
-__all__ = ["allocated", "devices", "every_placement", "layered", "sized"]
+__all__ = ["allocated", "devices", "every_placement", "layered", "mixture", "sized"]
 
 
 def layered(rng: random.Random, stages: int, tokens: int = 1, *, tied: bool = False, caches: bool = False,
@@ -42,6 +42,30 @@ def layered(rng: random.Random, stages: int, tokens: int = 1, *, tied: bool = Fa
             y = ctx.mul_mat(weight(f"down{k}", wide, width), y)
         x = ctx.add(x, y)
     out = ctx.mul_mat(embedding if tied else weight("output", width, vocabulary), x)
+    ctx.set_output(out)
+    graph = gs.Graph(out)
+    graph.meta = {"n_tokens": tokens}
+    return graph
+
+
+def mixture(layers: int = 1, tokens: int = 1, n_experts: int = 4, n_used: int = 2, width: int = 64,
+            wide: int = 96) -> gs.Graph:
+    """A residual stream of some layers of experts, each with a router; a matrix before them, and an output matrix."""
+    ctx = gs.Context("mixture")
+
+    def weight(name: str, *ne: int) -> gs.Tensor:
+        return _resident(ctx, "weight", name, *ne)
+
+    x = ctx.mul_mat(weight("first", width, width), ctx.tensor("f32", (width, tokens), "x", input=True))
+    for k in range(layers):
+        order = ctx.argsort(ctx.mul_mat(weight(f"router{k}", width, n_experts), x), "desc")
+        ids = ctx.view_2d(order, n_used, tokens, order.nb[1])
+        y = ctx.mul_mat_id(weight(f"up{k}", width, wide, n_experts), ctx.reshape_3d(x, width, 1, tokens), ids)
+        y = ctx.mul_mat_id(weight(f"down{k}", wide, width, n_experts), ctx.relu(y), ids)
+        parts = [ctx.view_2d(y, width, tokens, y.nb[2], i * y.nb[1]) for i in range(n_used)]
+        for part in parts:
+            x = ctx.add(x, part)
+    out = ctx.mul_mat(weight("output", width, width), x)
     ctx.set_output(out)
     graph = gs.Graph(out)
     graph.meta = {"n_tokens": tokens}
