@@ -18,7 +18,8 @@ def model(weights: int, cache: int, n_ctx: int | None = 4096) -> SimpleNamespace
 
 
 def said(*models: SimpleNamespace, pins=None, on_host: int | None = None, arenas: int = 0) -> list[str]:
-    error = refusal(models, (GPU, HOST), pins or [{} for _ in models], None if on_host is None else Least(on_host, arenas))
+    least = None if on_host is None else Least(on_host, arenas)
+    error = refusal(models, (GPU, HOST), pins or [{} for _ in models], least)
     return str(error).split("; ")
 
 
