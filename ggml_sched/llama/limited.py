@@ -188,18 +188,17 @@ def _hold_fit(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
     largest = LargestShapes(n_seq, n, made.cache.padded(made.cache.n_ctx))
     usual = largest.usual(made.hparams.recurrent)
     least = list(dict.fromkeys((largest.token, largest.few)))
-    expected = 0 if made.fit.fetching.slots is None or made.experts is None else made.fit.fetching.slots.n_slots
-    best, most = None, -1
+    expected = 0 if made.fit.fetching.slots is None else made.fit.fetching.slots.n_slots
+    found: list[tuple[int, Held]] = []
     for shapes in (list(dict.fromkeys([*usual, largest.all])), usual, least):
         with suppress(OutOfMemory):
             held = made.held(shapes)
             n_slots = 0 if held.slots is None else held.slots.n_slots
             if n_slots >= expected:
                 return held, n
-            if n_slots > most:
-                best, most = held, n_slots
-    if best is not None:
-        return best, n
+            found.append((n_slots, held))
+    if found:
+        return max(found, key=lambda one: one[0])[1], n       # the first of equal ones has the most graphs
     made.shifts = False
     return made.held(least), n
 

@@ -148,9 +148,24 @@ def test_where_a_loaded_model_needs_more_than_its_fit_it_has_fewer_slots(path: P
     graphs = llama.model_graphs(path, 64, 4, kv_type="f16")
     fit = gs.fit(graphs, [gs.Device("CPU", 2_000_000, 1e10, 1e11, host=True, fetch=DISK)])
     with gs.CpuBackend(1, name="CPU") as host, llama.load(path, [host], place=fit) as model:
-        assert 8 <= model.slots.n_slots <= fit.fetching.slots.n_slots
+        assert 8 <= model.slots.n_slots < fit.fetching.slots.n_slots
+        held = model._runner.held
+        assert held.shifts and any(shape.n_outputs == 4 for shape in held.shapes), "graphs that take no slots stay"
         assert said(model) == unlimited(path, host)
         assert sum(on.total for on in model.memory().values()) <= 2_000_000
+
+
+def test_a_context_shift_that_does_not_fit_is_left_out(path: Path) -> None:
+    """Caches of many tokens, which it rotates, need more than a token does."""
+    with gs.CpuBackend(1, name="CPU") as host:
+        graphs = llama.model_graphs(path, 2048, 1, kv_type="f16", backends=[host])
+        given = gs.Device("CPU", 0, 1e10, 1e11, host=True, backend=host, fetch=DISK)
+        with pytest.raises(gs.OutOfMemory) as caught:
+            gs.fit(graphs, [given])
+        fit = gs.fit(graphs, [given.replace(memory=caught.value.needed)])
+        with llama.load(path, place=fit) as model:
+            assert not model._runner.held.shifts
+            assert sum(on.total for on in model.memory().values()) <= caught.value.needed
 
 
 def test_logits_of_all_tokens_take_no_slots(tmp_path: Path) -> None:
