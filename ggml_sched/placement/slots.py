@@ -32,10 +32,11 @@ class ByExpert(NamedTuple):
 
 
 def by_expert(graphs: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
-    """The weights that are read by expert, by name, in the order of their first reads; empty where nodes also read
-    others of their bytes, or where two graphs choose from different weights together.  `graphs`: the reads of each.
+    """The weights that are read by expert, by name, in the order of their first reads; without banks of which nodes
+    also read other bytes, or which are not the same weights in all graphs.  `graphs`: the reads of each.
     """
     found: dict[str, ByExpert] = {}
+    given_up: set[str] = set()
     for g, reads in enumerate(graphs):
         banks: dict[object, str] = {}
         for read in reads:
@@ -49,7 +50,7 @@ def by_expert(graphs: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
             used = n * share_of_experts(n, ids)
             old = found.get(weight.name, ByExpert(bank, n, weight.nb[2], 0, (0.0,) * len(graphs)))
             if old.bank != bank:
-                return {}
+                given_up |= {old.bank, bank}
             found[weight.name] = old._replace(most=max(most, old.most), used=(
                 *old.used[:g], max(used, old.used[g]), *old.used[g + 1 :]))
     others = {read.source.root.name for reads in graphs for read in reads
@@ -57,8 +58,9 @@ def by_expert(graphs: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
     n_experts: dict[str, int] = {}
     for entry in found.values():
         if n_experts.setdefault(entry.bank, entry.n_experts) != entry.n_experts:
-            return {}
-    return {} if others.intersection(found) else found
+            given_up.add(entry.bank)
+    given_up |= {found[name].bank for name in others.intersection(found)}
+    return {name: entry for name, entry in found.items() if entry.bank not in given_up}
 
 
 def can_have_slots(host: Backend) -> bool:

@@ -254,6 +254,20 @@ def test_weights_are_in_one_bank_where_the_same_numbers_choose_in_all_graphs() -
         assert by_expert([reads(chosen_from(ctx, [4, 5]))]) == {}, "two numbers of experts in a bank"
 
 
+def test_a_bank_without_slots_takes_none_from_others() -> None:
+    with gs.Context() as ctx, gs.Context() as other, gs.Context() as third:
+        graph = chosen_from(ctx, [4, 4, 4, 5], n_ids=2)
+        assert [*by_expert([reads(graph)])] == ["w0", "w2"], "w1 and w3 have two numbers of experts"
+        # w0, w1 and w2 in banks of w0, w1 and w0; in the other graph w0 and w3 are together.
+        graphs = [reads(chosen_from(other, [4] * 3, n_ids=2)), reads(chosen_from(third, [4] * 4, n_ids=3))]
+        assert [*by_expert(graphs)] == ["w1"]
+    with gs.Context() as ctx:
+        graph = mixture(layers=2)
+        up = next(t for t in graph.tensors if t.name == "up0")
+        one = ctx.mul_mat(ctx.view_2d(up, 64, 96, up.nb[1]), ctx.tensor("f32", (64, 1), "z", input=True))
+        assert [*by_expert([reads(gs.Graph(graph.nodes[-1], one))])] == ["up1", "down1"]
+
+
 def test_rows_that_a_store_may_read_between_say_nothing_of_what_computes_beside() -> None:
     for rows in (False, True):
         with gs.Context() as ctx:
