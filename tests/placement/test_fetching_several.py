@@ -320,7 +320,7 @@ def test_the_json_and_the_drawing_have_what_each_model_fetches() -> None:
     from ggml_sched.view.bars import _of_dict, _of_fit
 
     one, other = _of_fit(fit), _of_dict(data, fit)
-    assert one == other, "weights of equal names, of which one is in a file, are told apart"
+    assert one == other, "weights of equal names, of which one is in a file, count apart"
     assert "waits for the disk" in fit.to_svg(data)
 
 
