@@ -146,7 +146,7 @@ def _of_dict(found: Mapping[str, Any], like: Fit) -> _Answer:
     is none."""
     hosts = {device["name"] for device in found["devices"] if device["host"]}
     memory = {device["name"]: _whole(device["memory"]) for device in found["devices"]}
-    residents = {}
+    residents: dict[tuple[int, str], str] = {}
     for k, model in enumerate(found.get("models", [found])):
         fetching = model.get("fetching") or {}
         by_expert = fetching.get("experts") or {}
