@@ -373,7 +373,9 @@ class Fit:
         residents: list[dict[str, str]] = [{} for _ in range(count)]
         for entry in self.placed:
             residents[entry.model][entry.name] = names[entry.device]
-        fetched = [fetching.to_dict() for fetching in self.fetchings] or [None] * count
+        fetched: list[dict[str, Any] | None] = [None] * count
+        if self.fetchings:
+            fetched = [fetching.to_dict() for fetching in self.fetchings]
         where: dict[str, Any] = {"residents": residents[0], "fetching": fetched[0]}
         if count > 1:
             where = {"models": [{"graphs": [g for g, of in enumerate(self.models) if of == k],

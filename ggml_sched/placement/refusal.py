@@ -52,8 +52,8 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
         name = devices[host].name
         slots = ["the fewest slots for experts"] if least and least.has_slots else []
         window = [f"a window of the weights that {name} would fetch"] if not least or least.has_window else []
-        *parts, last = ["caches", "arenas", *slots, *window]
-        lines.append(f"{', '.join(parts)} and {last} exceed the {memory_text(devices[host].budget)} of {name}, too")
+        *first, last = ["caches", "arenas", *slots, *window]
+        lines.append(f"{', '.join(first)} and {last} exceed the {memory_text(devices[host].budget)} of {name}, too")
     if on_host is None:
         return OutOfMemory("; ".join(lines), None, wanted, there)
     # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
