@@ -10,11 +10,11 @@ of the host a model has for its weights is for shares.py to say.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ggml_sched._core import Devices, Policy, Request, make_plan
-from ggml_sched._graph import Tensor, bind_resident
+from ggml_sched._graph import Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.backends.dry import DryStore
 from ggml_sched.backends.store.files import ROOM
@@ -22,7 +22,7 @@ from ggml_sched.backends.store.rows import fits, rows_size
 from ggml_sched.backends.store.slots import slot_nbytes
 from ggml_sched.errors import PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, LinkLike, Links
-from ggml_sched.placement.facts import expected_reads
+from ggml_sched.placement.facts import Facts, expected_reads
 from ggml_sched.placement.leastfetches import Costs, seconds_beside
 from ggml_sched.placement.pricing import Price, Pricer
 from ggml_sched.placement.residency import Choice, Read, Use, chosen, most_whole_reads, reads_of
@@ -137,6 +137,8 @@ class Fetches:
         self._pricers = [Pricer(found, devices, links) for found in model.facts]
         reads = [[*reads_of(facts.nodes, tensors, fits)]
                  for facts, tensors in zip(model.facts, model.tensors, strict=True)]
+        self.uses: tuple[Use, ...]
+        self.rows: frozenset[str]
         self.uses, self.rows = self._uses(reads)
         self._by_expert = self._experts(reads)
         self._fetches: tuple[dict[str, float], ...] = tuple(map(self._whole_reads, reads))
@@ -347,8 +349,11 @@ class FetchingTrials:
 
     def __init__(self, model: Trials, link: LinkLike, residents: Mapping[str, int], names: Collection[str],
                  slotted: Collection[str] = ()) -> None:
-        self.devices, self.facts, self.weights, self.graphs = model.devices, model.facts, model.weights, model.graphs
-        self.bytes_on = model.bytes_on
+        self.devices: tuple[Device, ...] = model.devices
+        self.facts: tuple[Facts, ...] = model.facts
+        self.weights: tuple[float, ...] = model.weights
+        self.graphs: tuple[Graph, ...] = model.graphs
+        self.bytes_on: Callable[[int, str], int] = model.bytes_on
         self._fetches = Fetches(model, link)
         self._before, self._names, self._slotted = residents, names, slotted
 

@@ -50,6 +50,7 @@ class PhasedCase:
         """The chain of the case, where the rows of a table are all patterns; it is no chain for solvers."""
         self.chain: Chain
         """The chain of the placements that keep the phases."""
+        self.rows: tuple[NDArray[np.intp], ...]
         self.chain, self.rows = self._made(phases, ())
 
     def _made(self, phases: Sequence[Phase],

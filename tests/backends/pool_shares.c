@@ -1,6 +1,7 @@
 /* pool_shares.c -- one part of a call takes until all others are done: the other threads must take its thread's share.
  *
- * Each part in turn is the slow one.  The program counts parts that did not run once, and slow ones that waited in vain.
+ * Each part in turn is the slow one.  The program counts parts that did not run once, and slow ones that were left with
+ * others of their thread.
  */
 #include "pool.h"
 #include <stdatomic.h>

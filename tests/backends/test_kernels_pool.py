@@ -366,7 +366,8 @@ def test_the_rows_of_a_small_matrix_are_shared_by_threads_for_any_number_of_colu
             calls.n_parts(calls.n_calls)
 
 
-@pytest.mark.parametrize("n_head, n_kv_head, n_rows, parts", [(9, 3, 16, 6), (4, 1, 16, 4), (9, 3, 512, 72), (8, 8, 8, 8)])
+@pytest.mark.parametrize(("n_head", "n_kv_head", "n_rows", "parts"),
+                         [(9, 3, 16, 6), (4, 1, 16, 4), (9, 3, 512, 72), (8, 8, 8, 8)])
 def test_query_rows_of_few_key_heads_are_shared_by_threads(ctx, n_head, n_kv_head, n_rows, parts):
     q = ctx.tensor("f32", (64, n_rows, n_head))
     k, v = (ctx.tensor("f16", (64, 1500, n_kv_head)) for _ in range(2))

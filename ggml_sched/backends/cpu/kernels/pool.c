@@ -3,8 +3,8 @@
  * The parts of a call are divided among the threads: each has a range of parts that follow one another, so it reads
  * memory in order, and the same memory each time that a call runs.  A thread claims the first part of its own range;
  * when that is empty, the last part of another one.  One word holds the unclaimed parts of a range, and a claim is a
- * compare-and-swap of that word, so a claim that is late takes a part of the present call or fails.  Between a claim and
- * its report in `done`, `call` stays valid, because the caller waits until all parts are done.
+ * compare-and-swap of that word, so a claim that is late takes a part of the present call or fails.  Between a claim
+ * and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
  */
 #define _GNU_SOURCE
 #include "pool.h"
