@@ -78,7 +78,7 @@ def test_messages_of_a_token(arch, n):
         for tokens in ([3, 14, 15], [9], [26], [5]):
             before = dict(network.carried), dict(network.bytes_carried)
             model.eval(tokens)
-        plan = model.scheduler.plan(model.batch_graph(1, min(32, model.n_ctx) if arch != "mamba" else 1).graph)
+        plan = model.scheduler.plan(model.batch_graph(1, min(64, model.n_ctx) if arch != "mamba" else 1).graph)
         seen = carried(network, before)
         assert sum(found.messages for found in plan.messages().values()) == n + 1
         check(plan, seen)
