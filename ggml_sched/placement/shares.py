@@ -34,6 +34,8 @@ ROUNDS = 8
 """The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before."""
 MOST_WAYS = 8
 """The most combinations of ways that are planned: of more, the one without slots, and the one with all slots."""
+MOST_WINDOWS = 8
+"""The most sizes of a window of models in turns that are compared in one round."""
 GRAINS = 256
 """Bytes go from one model to another in steps of at least this part of all that can."""
 PASSES = 4
@@ -161,7 +163,7 @@ class Shares:
     def with_more(self, found: Fetched) -> list[tuple[Choice, int]]:
         """For each model what it would fetch with 1 GiB more on the host, and the number of its slots."""
         ways, budget = [part.way for part in found.parts], self.devices[-1].budget + GIB
-        choices = self._choices(ways, budget, found.beside, self._computing(found))
+        choices = self._choices(ways, budget, found.beside, _computing([part.trial for part in found.parts]))
         return [*zip(choices, self._n_slots(ways, self._left(ways, budget, found.beside, choices)), strict=True)]
 
     def _all(self, placement: Placement) -> Placement:
@@ -282,7 +284,8 @@ class Shares:
     def _least_choices(self, ways: Sequence[Way], beside: Beside | None) -> tuple[Choice, ...]:
         """The choices that take the fewest bytes; `beside`: None, if it is not known yet."""
         frees = self._frees(beside)
-        found = [_least(ways, [free + wider for free in frees]) for wider in self._wider(_least(ways, frees), frees)]
+        alone = _least(ways, frees)
+        found = [alone, *(_least(ways, [free + wider for free in frees]) for wider in self._wider(alone, frees))]
         return min(found, key=partial(self._taken, frees))
 
     def _choices(self, ways: Sequence[Way], budget: int, beside: Beside,
@@ -291,17 +294,23 @@ class Shares:
         frees = self._frees(beside)
         arena = max(beside.arenas) if self.turns else sum(beside.arenas)
         room = budget - sum(way.fixed for way in ways) - sum(beside.stores) - arena
-        found = []
-        first = self._divided(ways, room, frees, computing)
-        for wider in self._wider((first or (0.0, self._least_choices(ways, beside)))[1], frees):
-            one = self._divided(ways, room - wider, [free + wider for free in frees], computing) if wider else first
+        least = self._least_choices(ways, beside)
+        found: list[tuple[float, tuple[Choice, ...]]] = []
+        tried: set[int] = set()
+        left = [0]
+        while left and len(tried) < MOST_WINDOWS:
+            wider = left.pop(0)
+            tried.add(wider)
+            one = self._divided(ways, room - wider, [free + wider for free in frees], computing)
             found += [] if one is None else [one]
-        return min(found, key=lambda one: one[0])[1] if found else self._least_choices(ways, beside)
+            left += sorted(self._wider(least if one is None else one[1], frees).difference(tried, left))
+        return min(found, key=lambda one: one[0])[1] if found else least
 
-    def _wider(self, choices: Sequence[Choice], frees: Sequence[int]) -> list[int]:
-        """By how many bytes all models in turns may have a wider window together: by none, or as these choices."""
-        wider = max(max(0, choice.window - free) for choice, free in zip(choices, frees, strict=True))
-        return [0, wider] if self.turns and wider else [0]
+    def _wider(self, choices: Sequence[Choice], frees: Sequence[int]) -> set[int]:
+        """By how many bytes more than is free all models in turns may have a window together: as much as one of these
+        choices.  What is narrower leaves more for weights that stay, so that each is tried."""
+        windows = zip(choices, frees, strict=True) if self.turns else ()
+        return {choice.window - free for choice, free in windows if choice.window > free}
 
     def _taken(self, frees: Sequence[int], choices: Sequence[Choice]) -> int:
         """Bytes that choices take beside arenas without windows."""
@@ -337,10 +346,6 @@ class Shares:
                 sizes = [*used[:k], more, *used[k + 1 :]]
         return sum(seconds(k, size) for k, size in enumerate(sizes)), tuple(chosen(k, size) for k, size in enumerate(
             sizes))
-
-    @staticmethod
-    def _computing(found: Fetched) -> list[list[float]]:
-        return _computing([part.trial for part in found.parts])
 
 
 def _computing(trials: Sequence[Trial]) -> list[list[float]]:

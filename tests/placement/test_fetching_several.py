@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import chain, combinations, product
 from typing import NamedTuple
 
 import pytest
@@ -21,11 +21,13 @@ from ggml_sched.backends.store import has_slots
 from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits
 from ggml_sched.graph import graphfile
-from ggml_sched.placement.fetching import disk_of
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.fetching import Fetches, disk_of
 from ggml_sched.placement.leastfetches import Costs, LeastFetches
-from ggml_sched.placement.residency import Use, choose, least_choice, reads_of
+from ggml_sched.placement.residency import Use, choose, chosen, least_choice, reads_of
 from ggml_sched.placement.shares import exchanged
 from ggml_sched.placement.slots import Slots, by_expert
+from ggml_sched.placement.trials import Trials
 
 needs_slots = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
 LINK = gs.Link(5e8, 1e-6)
@@ -203,6 +205,36 @@ def test_the_same_on_two_devices(speed: float) -> None:
     total = sum(sum(sized(graph).values()) for graph in graphs)
     given = [gs.Device("GPU", total // 4, 1e10, 1e12), host(int(0.7 * total), speed)]
     assert compared(graphs, given, False).seconds <= cheapest(graphs, sorted(given, key=lambda d: d.host), False) * 2
+
+
+def shared(graphs: Sequence[gs.Graph], device: gs.Device) -> float:
+    """The least seconds of models in turns on one device, whichever weights each of them fetches."""
+    options = []
+    for graph in graphs:
+        fetches = Fetches(Trials([graph], [device], Links([device], LINK), (1.0,), 1.0), LINK)
+        residents = dict.fromkeys(fetches.model.sizes, 0)
+        way, = fetches.ways(residents)
+        names = [use.name for use in way.uses]
+        found = []
+        for fetched in chain.from_iterable(combinations(names, n) for n in range(len(names) + 1)):
+            planned = fetches.planned(residents, None, way, chosen(way.uses, fetched))
+            assert planned is not None
+            found.append((fetches.priced(planned, way, 0).seconds, planned.held[0] + planned.store, planned.arenas[0]))
+        options.append(found)
+    return min(one[0] + other[0] for one, other in product(*options)
+               if one[1] + other[1] + max(one[2], other[2]) <= device.budget)
+
+
+@pytest.mark.parametrize(("seeds", "width", "caches", "part"), [
+    ((6, 7), 128, False, 0.8), ((4, 5), 64, False, 0.8), ((2, 3), 64, True, 0.8), ((1, 2), 256, False, 0.7)])
+def test_models_in_turns_share_a_window_no_wider_than_pays(seeds: tuple[int, int], width: int, caches: bool,
+                                                         part: float) -> None:
+    """The fewest bytes are fetched where the model of wide weights fetches few, through the window of the other."""
+    graphs = [dense(seed, width=wide, caches=caches) for seed, wide in zip(seeds, (128, width), strict=True)]
+    device = host(int(part * sum(sum(sized(graph).values()) for graph in graphs)), 3e7)
+    fit = gs.fit([[graph] for graph in graphs], [device], LINK, turns=True)
+    checked(fit)
+    assert fit.seconds <= shared(graphs, device) * 1.06
 
 
 # -- the parts ------------------------------------------------------------------------------------
