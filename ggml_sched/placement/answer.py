@@ -113,8 +113,8 @@ class Fetching:
     """The weights that each evaluation would then fetch."""
     share: int
     """Bytes of the host's budget that are for this model: its weights that stay, slots, caches, and its arena with the
-    window.  The shares of several models are the budget together; of models that take turns the budget and, of all
-    arenas but the largest, what these could share."""
+    window.  The shares of several models add up to at most the budget; those of models that take turns can add up to
+    more, as each counts an arena of its own, and the models have only the largest of these."""
     slots: Slotted | None = None
     """The slots for experts that are read when nodes have chosen them; None where no weight is read so."""
 

@@ -37,7 +37,7 @@ MOST_WAYS = 8
 MOST_WINDOWS = 8
 """The most sizes of a window of models in turns that are compared in one round."""
 GRAINS = 256
-"""Bytes go from one model to another in steps of at least this part of all that can."""
+"""The smallest step in which bytes go from one model to another is all of them divided by this."""
 PASSES = 4
 """How often all pairs of models are tried with one step, at most."""
 
@@ -54,7 +54,7 @@ class Part:
     way: Way
     choice: Choice
     share: int
-    """Bytes of the host that the model may take, of which it leaves less than a slot or a weight unused."""
+    """Bytes of the host that the model may take: those that it takes, and an equal part of what all models leave."""
 
     @property
     def stored(self) -> frozenset[str]:
