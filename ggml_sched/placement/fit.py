@@ -267,8 +267,9 @@ class _Search:
                 break
             best = overflow(shares, partial(probed, pins, []), self.within, low, None, is_late)[0]
         if best is None:
-            needs = [need for placement in seen if (need := shares.least_bytes(placement)) is not None]
-            raise refusal(self.models, self.devices, self.pins, min(needs, default=None), fetches=True)
+            # The spare placement is found with any memory, so what it needs suffices; others may not be found again.
+            needs = (need for placement in seen if (need := shares.least_bytes(placement)) is not None)
+            raise refusal(self.models, self.devices, self.pins, next(needs, None), fetches=True)
 
         def node_bounds(more: int) -> tuple[float, float | None]:
             given = with_more(more)

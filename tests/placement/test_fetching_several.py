@@ -385,6 +385,17 @@ def test_what_a_refusal_asks_for_is_enough_for_all_models(turns: bool, experts: 
     assert taken(fit, turns) <= least
 
 
+@needs_slots
+def test_what_a_refusal_asks_for_is_enough_where_a_smaller_placement_is_not_found_again() -> None:
+    """The search with more memory met other placements, so that fewer bytes, which one of the first search needs, were
+    refused as well."""
+    graphs = [[mixture(1, 2, 2, 2, 64, 96)], [mixture(1, 2, 6, 1, 64, 32)]]
+    gpu = gs.Device("GPU", 46_433, 8.036e10, 1e12)
+    with pytest.raises(gs.OutOfMemory) as caught:
+        gs.fit(graphs, [gpu, host(158_547, 1.2967e9, bandwidth=7.134e9)], LINK)
+    checked(gs.fit(graphs, [gpu, host(caught.value.needed, 1.2967e9, bandwidth=7.134e9)], LINK))
+
+
 def test_models_in_turns_need_less_as_they_share_a_window() -> None:
     needs = []
     for turns in (True, False):
