@@ -21,7 +21,7 @@ from ggml_sched.placement.facts import Facts, is_resident
 __all__ = ["Costs", "Curve", "LeastFetches", "seconds_beside"]
 
 ROUNDING = 1 - 1e-12
-MOST_WAYS = 64
+MOST_SETS = 64
 """The most sets of models that read experts one by one; of more nothing is known of what computes meanwhile."""
 
 
@@ -100,7 +100,8 @@ class LeastFetches:
         self.either: Curve = curve_of((of.sizes, of.either) for of in models)
         """Of fetches, whether experts are read one by one or not."""
         kinds = [(False, True) if of.is_known else (False,) for of in models]
-        none, *ways = product(*kinds) if 2 ** sum(of.is_known for of in models) <= MOST_WAYS else [()]
+        n_sets = 2 ** sum(of.is_known for of in models)
+        ways = [*product(*kinds)][1:] if n_sets <= MOST_SETS else []    # the first: of no model
         self.knows: bool = bool(ways)
         """Whether something is known of what computes while experts are read."""
         self._whole = curve_of((of.sizes, of.whole if of.is_known else of.either) for of in models)
