@@ -8,8 +8,9 @@ differ little are united before, and a case that stays far below the best is par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 from ggml_sched.placement.arenas import united
 from ggml_sched.placement.candidates import Candidates, chains_of
@@ -122,8 +123,9 @@ class LastBounds:
         return cases.bound
 
     def _parted_at_path(self, made: Open, bound: float) -> bool:
-        """Put two parts in place of a case whose branch and bound has met a path so cheap that no bound of the case can
-        be near the best: cut where this path needs more than the case counts.  Returns whether it was parted."""
+        """Divide a case in two if branch and bound has found a path that costs too little to be near the best: no bound
+        of the case exceeds this cost.  The case is cut where the path needs more than the case counts.  Returns whether
+        it was parted."""
         candidates, branches = self.candidates, made.branches
         assert candidates.best is not None and branches is not None
         if not made.chains or branches.path is None or candidates.is_near(branches.problem.cost_of(branches.path)):
@@ -140,16 +142,20 @@ class LastBounds:
         parted."""
         if len(self.tables) > 1:
             return False
-        [table], [case], limits = self.tables, made.cases, {phase[:2]: phase.need for phase in made.phases}
-        over, _, phase = max(
-            ((memory[d] + need - budget) / max(budget, 1), -number, Phase(number, d, need))
-            for number in range(len(table.lasting)) for d, budget in enumerate(self.candidates.budgets)
-            for need in [table.needed(made.chains[0], path, (number, d))[d]]
-            if case.floors[d] < need < limits.get((number, d), math.inf)
-        ) if table.lasting else (0.0, 0, Phase(0, 0, 0))
-        if over <= 0:
-            return False
-        return self._part_by(made, bound, phase)
+        [case], budgets, limits = made.cases, self.candidates.budgets, {old[:2]: old.need for old in made.phases}
+        over, _, phase = max((
+            ((memory[one.device] + one.need - budgets[one.device]) / max(budgets[one.device], 1), -one.number, one)
+            for one in self._while_lasting(made, [path])
+            if case.floors[one.device] < one.need < limits.get(one[:2], math.inf)
+        ), default=(0.0, 0, None))
+        return phase is not None and over > 0 and self._part_by(made, bound, phase)
+
+    def _while_lasting(self, made: Open, paths: Sequence[Sequence[Choice]]) -> Iterator[Phase]:
+        """For each set of inputs whose copies last, and each device, the phase that excludes the one of these paths of
+        the model's own chain which needs most of the arena while the copies stay."""
+        [table], [chain] = self.tables, made.chains
+        for number, d in product(range(len(table.lasting)), range(len(made.floors))):
+            yield Phase(number, d, max(table.needed(chain, path, (number, d))[d] for path in paths))
 
     def _part_by(self, made: Open, bound: float, phase: Phase) -> bool:
         """Part a case by a phase; returns False where a part would have too many phases."""
@@ -184,14 +190,12 @@ class LastBounds:
             return False
         [table], [case] = self.tables, made.cases
         candidates = self.candidates
-        gain, number, d, need = max(
-            (made.solution.multipliers[d] * (need - case.floors[d]), number, d, need)
-            for number in range(len(table.lasting)) for d in range(len(case.floors))
-            for need in [max(table.needed(made.chains[0], made.own(path)[0], (number, d))[d] for path in paths)]
-        ) if table.lasting else (0.0, 0, 0, 0)
-        if gain <= candidates.within * WORTH * bound:
+        gain, phase = max((
+            (made.solution.multipliers[one.device] * (one.need - case.floors[one.device]), one)
+            for one in self._while_lasting(made, [made.own(path)[0] for path in paths])
+        ), default=(0.0, None))
+        if phase is None or gain <= candidates.within * WORTH * bound:
             return False
-        phase = Phase(number, d, need)
         chain = dearer(PhasedCase(table, case, made.shared[0], (phase,)).chain, candidates.fine)
         if relaxed(chain, candidates.room(made.floors))[0].bound - made.solution.bound < LASTING * gain:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from ggml_sched.placement.arenas import Case
 from ggml_sched.placement.chain import Choice
 from ggml_sched.placement.devices import Link, Links
 from ggml_sched.placement.facts import facts
+from ggml_sched.placement.last_bounds import LastBounds
+from ggml_sched.placement.open_cases import Open
 from ggml_sched.placement.phases import Phase, PhasedCase
 from ggml_sched.placement.tables import Tables
 
@@ -75,3 +78,24 @@ def test_each_placement_that_keeps_the_phases_has_a_path_that_costs_no_more(seve
         every = phased.every
         assert [len(rows) for rows in every.rows] == [len(held) for held in table.holds_caches]
     assert kept > 20
+
+
+def test_a_case_whose_arenas_hold_a_path_while_copies_stay_is_not_divided_by_them():
+    devices = (FAST, GPU, CPU)
+    table = Tables([facts(windowed(tokens=16))], (1.0,), devices, Links(devices, LINK))
+    n, chain, large = len(devices), table.chain(), 1 << 50
+    path, state = [], 0
+    for c in chain.classes:
+        pattern, after = np.argwhere(np.isfinite(chain.cost[c][:, state, :]))[0].tolist()
+        path.append(Choice(pattern, state, after))
+        state = after
+    path = solution_of(chain, path)
+    case = Case((large,) * n, (large - 1,) * n, (None,) * n * table.n_sets)
+    made = Open((case,), ({},), [chain], chain, case.floors, path, ())
+    added = []
+    cases = SimpleNamespace(tables=[table], candidates=SimpleNamespace(budgets=(large,) * n),
+                            add=lambda *of: added.append(of))
+    last = LastBounds(cases, None, None)
+    assert table.lasting and not last._lasting_at(made, 0.0, path.path, (large,) * n) and not added
+    made.cases = (case._replace(floors=(0,) * n),)
+    assert last._lasting_at(made, 0.0, path.path, (large,) * n) and len(added) == 2
