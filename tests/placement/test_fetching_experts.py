@@ -7,21 +7,19 @@ import pickle
 import random
 import re
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
 from dry_file_store import DryFileStore
+from fetching_plans import every_fetching_plan
 from small_models import mixture
 
 import ggml_sched as gs
 from ggml_sched.backends.store import has_slots
-from ggml_sched.backends.store.files import ROOM
 from ggml_sched.backends.store.rows import fits
-from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
-from ggml_sched.placement.fetching import FetchingTrials, disk_of
+from ggml_sched.placement.fetching import FetchingTrials
 from ggml_sched.placement.leastfetches import Costs, Curve, LeastFetches, seconds_beside
 from ggml_sched.placement.residency import reads_of
 from ggml_sched.placement.shares import Shares
@@ -62,47 +60,18 @@ def checked(fit: gs.Fit) -> None:
 def every_placement(graph: gs.Graph, ordered: Sequence[gs.Device]) -> Iterator[float]:
     """The seconds of each placement whose real plan keeps the budgets: each weight is on a device or in a store, and
     those of experts on the host may have slots together, of any number."""
-    last, disk = len(ordered) - 1, disk_of(ordered)
-    backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
-    backends[last].concurrent_copies = True
-    store = DryFileStore(disk.name)
-    copy = graphfile.graph_from_dict(graphfile.graph_to_dict(graph))
-    residents = {t.name: t for t in copy.tensors if t.resident and t.view_src is None}
-    experts = by_expert([[*reads_of(copy.nodes, residents, fits)]])
-    links = {(disk.name, device.name): gs.Link(1e30) if device.host else LINK for device in ordered}
-    sizes = {name: -(-t.nbytes // 64) * 64 for name, t in residents.items()}
-    ways = [range(last + (3 if name in experts else 2)) for name in residents]
-    window = 2 * max(sizes.values()) + 4 * ROOM
-    with gs.Scheduler([store, *backends], windows={backends[last]: window}, plan_cache=0) as scheduler:
-        for chosen in product(*ways):
-            at = dict(zip(residents, chosen, strict=True))
-            slotted = {name: experts[name] for name, d in at.items() if d == last + 2}
-            # Weights of experts on the host either all have slots, or none has.
-            if slotted and any(at[name] in (last, last + 1) for name in experts):
+    for one in every_fetching_plan(graph, ordered, LINK, (True,)):
+        need = [u + a for u, a in zip(one.used, one.arenas, strict=True)]
+        need[-1] += one.store
+        left = [device.budget - n for device, n in zip(ordered, need, strict=True)]
+        if min(left) < 0:
+            continue
+        n_slots = 0
+        if one.slots is not None:
+            n_slots = one.slots.within(left[-1])
+            if n_slots * one.slots.slot_nbytes > left[-1]:
                 continue
-            slots = Slots(store, slotted) if slotted else None
-            used = [sum(sizes[name] for name, d in at.items() if d == k) for k in range(last + 1)]
-            for name, t in residents.items():
-                where = store if at[name] == last + 1 else backends[min(at[name], last)]
-                buffer = gs.Buffer(where, UNUSED, usage="weights")
-                buffer.experts = None if slots is None else slots.bank_of.get(name)
-                gs.bind_resident(t, buffer, 0)
-            assigned = [node for node in copy.nodes if node.computes and any(
-                s is not None and at.get(s.root.name, 0) > last for s in node.src)]
-            for node in assigned:
-                scheduler.set_tensor_backend(node, backends[last])
-            plan = scheduler.plan(copy)
-            for node in assigned:
-                scheduler.set_tensor_backend(node, None)
-            need = [plan.buffer_sizes[k + 1] for k in range(last + 1)]
-            need[last] += plan.buffer_sizes[0] + plan.work_sizes[0]
-            if any(n + a > device.budget for n, a, device in zip(used, need, ordered, strict=True)):
-                continue
-            if slots is not None:
-                slots.n_slots = slots.within(ordered[last].budget - used[last] - need[last])
-                if used[last] + need[last] + slots.nbytes > ordered[last].budget:
-                    continue
-            yield gs.price(plan, [*ordered, disk], {("*", "*"): LINK, **links}).seconds
+        yield one.seconds(n_slots)
 
 
 @pytest.mark.parametrize("speed", [2e7, 1e9, 1e11])

@@ -13,20 +13,16 @@ from itertools import chain, combinations, product
 from typing import NamedTuple
 
 import pytest
-from dry_file_store import DryFileStore
+from fetching_plans import every_fetching_plan
 from small_models import layered, mixture, sized
 
 import ggml_sched as gs
 from ggml_sched.backends.store import has_slots
-from ggml_sched.backends.store.files import ROOM
-from ggml_sched.backends.store.rows import fits
-from ggml_sched.graph import graphfile
 from ggml_sched.placement.devices import Links
-from ggml_sched.placement.fetching import Fetches, disk_of
+from ggml_sched.placement.fetching import Fetches
 from ggml_sched.placement.leastfetches import Costs, LeastFetches
-from ggml_sched.placement.residency import Use, choose, chosen, least_choice, reads_of
+from ggml_sched.placement.residency import Use, choose, chosen, least_choice
 from ggml_sched.placement.shares import exchanged
-from ggml_sched.placement.slots import Slots, by_expert
 from ggml_sched.placement.trials import Trials
 
 needs_slots = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
@@ -47,49 +43,14 @@ class One(NamedTuple):
 def every_one(graph: gs.Graph, ordered: Sequence[gs.Device]) -> list[One]:
     """Each placement of a model that keeps the budgets alone: each weight is on a device or in a store, and those of
     experts on the host may have slots together, of any number.  Without those that another one beats in all."""
-    last, disk = len(ordered) - 1, disk_of(ordered)
-    backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
-    backends[last].concurrent_copies = True
-    store = DryFileStore(disk.name)
-    copy = graphfile.graph_from_dict(graphfile.graph_to_dict(graph))
-    residents = {t.name: t for t in copy.tensors if t.resident and t.view_src is None}
-    experts = by_expert([[*reads_of(copy.nodes, residents, fits)]])
-    links = {("*", "*"): LINK, **{(disk.name, device.name): gs.Link(1e30) if device.host else LINK
-                                  for device in ordered}}
-    sizes = {name: -(-t.nbytes // 64) * 64 for name, t in residents.items()}
     found = []
-    for window in (0, 2 * max(sizes.values()) + 4 * ROOM):
-        with gs.Scheduler([store, *backends], windows={backends[last]: window}, plan_cache=0) as scheduler:
-            for chosen in product(*(range(last + (3 if name in experts else 2)) for name in residents)):
-                at = dict(zip(residents, chosen, strict=True))
-                slotted = {name: experts[name] for name, d in at.items() if d == last + 2}
-                if slotted and any(at[name] in (last, last + 1) for name in experts):
-                    continue        # weights of experts on the host either all have slots, or none has
-                slots = Slots(store, slotted) if slotted else None
-                used = [sum(sizes[name] for name, d in at.items() if d == k) for k in range(last + 1)]
-                for name, t in residents.items():
-                    where = store if at[name] == last + 1 else backends[min(at[name], last)]
-                    buffer = gs.Buffer(where, 1 << 40, usage="weights" if t.resident == "weight" else "any")
-                    buffer.experts = None if slots is None else slots.bank_of.get(name)
-                    gs.bind_resident(t, buffer, 0)
-                if any(t.resident != "weight" and at[name] > last for name, t in residents.items()):
-                    continue
-                assigned = [node for node in copy.nodes if node.computes and not fits(node) and any(
-                    s is not None and at.get(s.root.name, 0) > last for s in node.src)]
-                for node in assigned:
-                    scheduler.set_tensor_backend(node, backends[last])
-                plan = scheduler.plan(copy)
-                for node in assigned:
-                    scheduler.set_tensor_backend(node, None)
-                arenas = tuple(plan.buffer_sizes[k + 1] for k in range(last + 1))
-                for n in range(slots.fewest, slots.n_experts + 1) if slots is not None else (0,):
-                    if slots is not None:
-                        slots.n_slots = n
-                    held = (*used[:last], used[last] + (0 if slots is None else slots.nbytes))
-                    one = One(gs.price(plan, [*ordered, disk], links).seconds, held, arenas,
-                              plan.buffer_sizes[0] + plan.work_sizes[0])
-                    if all(h + a <= device.budget for h, a, device in zip(held, arenas, ordered, strict=True)):
-                        found.append(one)
+    for one in every_fetching_plan(graph, ordered, LINK, (False, True)):
+        slots = one.slots
+        for n in range(slots.fewest, slots.n_experts + 1) if slots is not None else (0,):
+            seconds = one.seconds(n)
+            held = (*one.used[:-1], one.used[-1] + (0 if slots is None else slots.nbytes))
+            if all(h + a <= device.budget for h, a, device in zip(held, one.arenas, ordered, strict=True)):
+                found.append(One(seconds, held, one.arenas, one.store))
     best: list[One] = []
     for one in sorted(found):
         if not any(all(a <= b for a, b in zip((*other.held, *other.arenas, other.store),
