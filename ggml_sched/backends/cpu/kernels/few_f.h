@@ -70,8 +70,9 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
     }
 }
 
-/* Adds the products of 16 elements of R rows with N columns, of which the last is column number `last`. */
-INLINE void add_beside(const int type, const int R, const int N, const char *const *p, const float *y, int64_t last,
+/* Adds the products of 16 elements of R rows with N columns, of which the last is column number `last`, and moves p to
+ * the next elements. */
+INLINE void add_beside(const int type, const int R, const int N, const char **p, const float *y, int64_t last,
                        vec acc[][GS_TILE_F]) {
     const int element = type == GS_TYPE_F32 ? 4 : 2;
     UNROLL for (int h = 0; h < STEP_VECS; h++) {
@@ -85,6 +86,8 @@ INLINE void add_beside(const int type, const int R, const int N, const char *con
                 acc[r][c] = VEC_FMA(w[r], x, acc[r][c]);
         }
     }
+    UNROLL for (int r = 0; r < R; r++)
+        p[r] += 16 * element;
 }
 
 /* The same as few_f for more columns: N, or N - 1, of which the last is then computed twice. */
@@ -106,17 +109,11 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
         for (; b + in_line <= whole; b += in_line) {
             UNROLL for (int r = 0; r < R; r++)
                 PREFETCH_STREAM(p[r]);
-            UNROLL for (int u = 0; u < in_line; u++, y += 16 * columns->width) {
+            UNROLL for (int u = 0; u < in_line; u++, y += 16 * columns->width)
                 add_beside(type, R, N, p, y, n - 1, acc);
-                UNROLL for (int r = 0; r < R; r++)
-                    p[r] += 16 * element;
-            }
         }
-        for (; b < whole; b++, y += 16 * columns->width) {
+        for (; b < whole; b++, y += 16 * columns->width)
             add_beside(type, R, N, p, y, n - 1, acc);
-            UNROLL for (int r = 0; r < R; r++)
-                p[r] += 16 * element;
-        }
         if (rest) {
             char room[MOST_BESIDE][16 * sizeof(float)] = {{0}};
             UNROLL for (int r = 0; r < R; r++) {
