@@ -348,8 +348,7 @@ def test_what_a_refusal_asks_for_is_enough_for_all_models(turns: bool, experts: 
 
 @needs_slots
 def test_what_a_refusal_asks_for_is_enough_where_a_smaller_placement_is_not_found_again() -> None:
-    """The search with more memory met other placements, so that fewer bytes, which one of the first search needs, were
-    refused as well."""
+    """The fewest bytes of all placements that a search finds need not suffice: with so many bytes it finds others."""
     graphs = [[mixture(1, 2, 2, 2, 64, 96)], [mixture(1, 2, 6, 1, 64, 32)]]
     gpu = gs.Device("GPU", 46_433, 8.036e10, 1e12)
     with pytest.raises(gs.OutOfMemory) as caught:
