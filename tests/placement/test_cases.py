@@ -20,6 +20,7 @@ from ggml_sched.placement.chain import Chain, Choice, Solution
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.last_bounds import LastBounds
 from ggml_sched.placement.open_cases import Open, OpenCases
+from ggml_sched.placement.phases import Phase
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
 
@@ -180,6 +181,26 @@ def test_how_long_copies_last_proves_no_more_than_the_placements_of_the_tables_a
                 patch.setattr(OpenCases, name, lambda *given: None)
             assert again.raised() <= best * (1 + 1e-9)
     assert any(parted)
+
+
+def test_a_case_that_is_parted_by_how_long_copies_last_is_bounded_at_the_end(monkeypatch):
+    """Kinds of placements divide no chain with phases: its tables have more rows than the patterns of these kinds."""
+    monkeypatch.setattr(open_cases, "FAR", 1.0)
+    graph = windowed(4, tokens=16, cells=512)
+    held = {t.name: t.nbytes for t in graph.tensors if t.resident and t.view_src is None}
+    pins = {name: int(name == "embd") for name in held if not name.endswith((".keys", ".values"))}
+    given = (FAST.replace(memory=sum(held[name] for name, d in pins.items() if not d) + 3 * held["l0.keys"]), CPU)
+    links = Links(given, LINK)
+    model = Trials([graph], given, links, (1.0,), 1.0)
+    tables = Tables(model.facts, model.weights, given, links, [False], pins)
+    candidates = Candidates([model], given, 1e-6, False, 0.0)
+    Branching(candidates, [tables], [pins]).run()
+    search = Branching(candidates, [tables], [pins])
+    search.cases.add((first_case(tables.needs, candidates.budgets, len(tables.readers)),), ({},), 0.0,
+                     (Phase(0, 0, 80_000),))
+    [(bound, _, made)] = search.cases.left
+    assert made.phased is not None and bound < candidates.best.seconds * 0.95
+    assert last_of(search).raised() >= bound
 
 
 def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
