@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ggml_sched._core import Devices, Policy, Request, make_plan
-from ggml_sched._graph import Graph, Tensor, bind_resident, checked_alloc_size, label
+from ggml_sched._graph import Context, Graph, Tensor, bind_resident, checked_alloc_size, label
 from ggml_sched.backend import Backend, Buffer
 from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
-from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.placement.devices import Device, Links
 from ggml_sched.placement.facts import Facts, facts
 from ggml_sched.placement.pricing import Price, Pricer
@@ -168,11 +167,23 @@ def _copied(graph: Graph) -> Graph:
     """A graph of the same tensors, made anew; roots that have memory are marked as residents."""
     if not isinstance(graph, Graph):
         raise TypeError(f"not a Graph: {graph!r}")
-    fields = graph_to_dict(graph)
-    for t, entry in zip(graph.tensors, fields["tensors"], strict=True):
-        if t.view_src is None and t.is_resident and not t.resident:
-            entry["resident"] = "weight"
-    return graph_from_dict(fields)
+    context, made = Context("placement"), dict[Tensor, Tensor]()
+    left = list(reversed(graph.tensors))
+    while left:
+        t = left.pop()
+        before = [s for s in (*t.src, t.view_src) if s is not None and s not in made]
+        if before:
+            left += [t, *before]
+        elif t not in made:
+            resident = t.resident or ("weight" if t.view_src is None and t.is_resident else "")
+            made[t] = context.restore(t.op, t.type, t.ne, t.nb, [None if s is None else made[s] for s in t.src],
+                                      None if t.view_src is None else made[t.view_src], t.view_offs, t.op_params,
+                                      graph.flags_of(t), t.name, resident)
+    for node, kept in graph.deps.items():
+        for t in kept:
+            context.keep_until(made[t], made[node])
+    tensors, nodes, leafs = ([made[t] for t in of] for of in (graph.tensors, graph.nodes, graph.leafs))
+    return Graph.from_order(tensors, nodes, leafs, graph.meta)
 
 
 def _residents(graph: Graph) -> dict[str, Tensor]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import random
+from pathlib import Path
 
 import pytest
 from small_models import allocated, devices, every_placement, layered, sized
 
 import ggml_sched as gs
+from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.placement.devices import Links
+from ggml_sched.placement.trials import Trials
 
 LINK = gs.Link(5e8, 1e-6)
 WITHIN = 0.005
@@ -100,3 +104,19 @@ def test_a_placement_that_no_case_holds_is_measured_by_the_bound_of_all(monkeypa
     graph = layered(rng, 2)
     found = gs.fit([graph], devices(rng, 2, sum(sized(graph).values())))
     assert found.rules_bound == found.bound < found.seconds
+
+
+def test_trials_copy_graphs_whose_tensors_have_any_order_and_dependencies() -> None:
+    """What a graph file holds of the copies is what it holds of the graphs."""
+    graph = gs.load_graph(Path(__file__).parents[1] / "data" / "graphs" / "llama-160m-decode.json.gz")
+    fields = graph_to_dict(graph)
+    ids = {t: i for i, t in enumerate(graph.tensors)}
+    nodes = [t for t in graph.nodes if t.computes]
+    fields["tensors"][ids[nodes[9]]]["deps"] = [ids[nodes[2]], ids[nodes[4]]]
+    graph = graph_from_dict(fields)
+    tensors = random.Random(3).sample(graph.tensors, len(graph.tensors))
+    given = (gs.Device("CPU", 1 << 34, 1e11, 1e12, host=True),)
+    for known in (graph, gs.Graph.from_order(tensors, graph.nodes, graph.leafs, graph.meta)):
+        [copied] = Trials([known], given, Links(given, None), (1.0,), 1.0).graphs
+        assert not set(copied.tensors) & set(graph.tensors)
+        assert graph_to_dict(copied) == graph_to_dict(known)
