@@ -74,7 +74,10 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
     if not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"weights are {list(weights)}; a weight is finite and not negative")
     keys = keys_of(graphs, models)
-    forests = [Forest(graphs, weights, devices, links, allowed or {}, by_bytes, keys) for by_bytes in (True, False)]
+    wired = [_Wired(graph, weight, devices, keys) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
+    both = [[each.readers(by_bytes) for each in wired] for by_bytes in (True, False)]
+    forests = [Forest(graphs, weights, devices, links, allowed or {}, wired, readers, keys)
+               for readers in both[:1 + (both[0] != both[1])]]
     lowest: NodeBound | None = None
     for case in cases(forests[0], room):
         best = NodeBound(-math.inf, (0.0,) * len(devices))
@@ -134,17 +137,53 @@ def cases(forest: Forest, room: Sequence[int]) -> list[tuple[tuple[float, float]
     return list(product(*(spans if flag else [(0.0, math.inf)] for flag in tight)))
 
 
+class _Wired:
+    """A graph of the goal: what its nodes take, and which nodes read what; `weight`: its weight."""
+
+    def __init__(self, graph: Facts, weight: float, devices: Sequence[Device], keys: Mapping[Tensor, Key]) -> None:
+        self.graph: Facts = graph
+        self.weight: float = weight
+        n, nodes = len(devices), set(graph.nodes)
+        self.seconds: Floats = weight * np.array([graph.seconds(device) for device in devices]).reshape(
+            n, len(graph.nodes)).T
+        self.held: list[float] = [held_by(node, activations, nodes)
+                                  for node, activations in zip(graph.nodes, graph.activations, strict=True)]
+        self.readers_of: dict[Tensor, list[int]] = {}
+        """{a root that is no resident: the nodes that read it}."""
+        self.accessors: dict[Key, tuple[Tensor, list[int]]] = {}
+        """{key of a resident: (the resident, the nodes that read or write it)}."""
+        for i, (roots, residents) in enumerate(zip(graph.activations, graph.residents, strict=True)):
+            for root in roots:
+                self.readers_of.setdefault(root, []).append(i)
+            for root in residents:
+                self.accessors.setdefault(keys[root], (root, []))[1].append(i)
+        self.producer: dict[Tensor, int] = {node: i for i, node in enumerate(graph.nodes)}
+        self._heavy: list[float] = [sum(min(root.nbytes, nbytes) for root in roots)
+                                    for roots, nbytes in zip(graph.residents, graph.nbytes.tolist(), strict=True)]
+
+    def readers(self, by_bytes: bool) -> dict[int, tuple[int, float]]:
+        """{node: (one later node that reads its result, the bytes that it reads)}: the reader that reads most bytes of
+        residents, or, not `by_bytes`, the first one."""
+        found: dict[int, tuple[int, float]] = {}
+        for root, of in self.readers_of.items():
+            i = self.producer.get(root, len(self.graph.nodes))
+            reader = max(of, key=lambda i: (self._heavy[i], -i)) if by_bytes else of[0]
+            if reader > i:
+                found[i] = reader, read(self.graph.nodes[reader], root)
+        return found
+
+
 class Forest:
     """The nodes and residents of all graphs of the goal, as the entries of a forest: each has a parent or is a root.
 
-    `by_bytes`: the parent of a node is the reader of its result that reads most bytes of residents; else the first one.
+    `wired`: the graphs of the goal; `readers`: for each of them {node: (its parent, the bytes that this one reads)}.
     """
 
     def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
-                 allowed: Mapping[Key, Sequence[bool]], by_bytes: bool, keys: Mapping[Tensor, Key]) -> None:
+                 allowed: Mapping[Key, Sequence[bool]], wired: Sequence[_Wired],
+                 readers: Sequence[Mapping[int, tuple[int, float]]], keys: Mapping[Tensor, Key]) -> None:
         self.devices: Sequence[Device] = devices
         self.links: Links = links
-        self.by_bytes: bool = by_bytes
         n = len(devices)
         self.own: list[Floats] = []
         """For each entry its seconds on each device."""
@@ -156,13 +195,11 @@ class Forest:
         bytes are divided among these entries (`shares_of`)."""
         self.held: list[float] = []
         """For each entry the bytes that the arena of its device holds at least, because of this entry."""
-        used = [(graph, weight) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
-        self.keys: Mapping[Tensor, Key] = keys
-        shares = shares_of(used, devices, keys)
+        shares = shares_of(wired)
         needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight], keys)
         sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
-        for number, (graph, weight) in enumerate(used):
-            self._add_graph(graph, weight, {key: share[number] for key, share in shares.items()}, needs, allowed)
+        for number, (each, above) in enumerate(zip(wired, readers, strict=True)):
+            self._add_graph(each, above, {key: share[number] for key, share in shares.items()}, needs, allowed)
         for key in sizes.keys() - shares.keys():        # residents that only graphs of weight 0 read
             self._add(may_hold(key, allowed, n), float(sizes[key]), needs.get(key, 0.0))
         self._order()
@@ -180,37 +217,17 @@ class Forest:
         """The seconds of a copy of `nbytes` bytes, times the graph's weight [from, to]."""
         return weight * (self.links.latency + self.links.per_byte * nbytes)
 
-    def _add_graph(self, graph: Facts, weight: float, shares: Mapping[Key, float], needs: Mapping[Key, float],
-                   allowed: Mapping[Key, Sequence[bool]]) -> None:
-        n = len(self.devices)
-        seconds = weight * np.array([graph.seconds(device) for device in self.devices]).reshape(n, len(graph.nodes)).T
-        nodes = set(graph.nodes)
-        at = [self._add(row, held=held_by(node, activations, nodes))
-              for row, node, activations in zip(seconds, graph.nodes, graph.activations, strict=True)]
-        readers: dict[Tensor, list[int]] = {}
-        accessors: dict[Key, list[int]] = {}
-        root_of: dict[Key, Tensor] = {}
-        for i, (roots, residents) in enumerate(zip(graph.activations, graph.residents, strict=True)):
-            for root in roots:
-                readers.setdefault(root, []).append(i)
-            for root in residents:
-                accessors.setdefault(self.keys[root], []).append(i)
-                root_of[self.keys[root]] = root
-        producer = {node: i for i, node in enumerate(graph.nodes)}
-        heavy = np.array([sum(min(root.nbytes, nbytes) for root in roots)
-                          for roots, nbytes in zip(graph.residents, graph.nbytes, strict=True)])
-        above: dict[int, int] = {}
-        for root, found in readers.items():
-            if root in producer:
-                reader = max(found, key=lambda i: (heavy[i], -i)) if self.by_bytes else found[0]
-                if reader > producer[root]:
-                    above[producer[root]] = reader
-                    self.under[at[producer[root]]] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
-            elif "input" in root.flags:
+    def _add_graph(self, wired: _Wired, above: Mapping[int, tuple[int, float]], shares: Mapping[Key, float],
+                   needs: Mapping[Key, float], allowed: Mapping[Key, Sequence[bool]]) -> None:
+        n, graph, weight = len(self.devices), wired.graph, wired.weight
+        at = [self._add(row, held=held) for row, held in zip(wired.seconds, wired.held, strict=True)]
+        for i, (reader, nbytes) in above.items():
+            self.under[at[i]] = at[reader], self._copied(nbytes, weight)
+        for root, found in wired.readers_of.items():
+            if root not in wired.producer and "input" in root.flags:
                 self._add_input(graph, root, found, at, weight)
-        self._add_splits(above, at, weight)
-        for key, found in accessors.items():
-            root = root_of[key]
+        self._add_splits({i: reader for i, (reader, _) in above.items()}, at, weight)
+        for key, (root, found) in wired.accessors.items():
             reader = max(found, key=lambda i: (graph.nbytes[i], -i))
             entry = self._add(may_hold(key, allowed, n), shares[key] * root.nbytes, needs.get(key, 0.0))
             self.under[entry] = (at[reader], self._copied(read(graph.nodes[reader], root), weight))
@@ -342,17 +359,14 @@ def read(node: Tensor, root: Tensor) -> float:
                      default=0))
 
 
-def shares_of(used: Sequence[tuple[Facts, float]], devices: Sequence[Device],
-              keys: Mapping[Tensor, Key]) -> dict[Key, list[float]]:
-    """{resident: for each graph of `used` the part of the resident's bytes that it counts}; the parts sum to 1.  They
+def shares_of(wired: Sequence[_Wired]) -> dict[Key, list[float]]:
+    """{resident: for each graph of the goal the part of the resident's bytes that it counts}; the parts sum to 1.  They
     are in proportion to the seconds by which the time of a reader differs between devices, for the graph's reader where
     it differs most."""
     matters: dict[Key, list[float]] = {}
-    for number, (graph, weight) in enumerate(used):
-        seconds = weight * np.array([graph.seconds(device) for device in devices]).reshape(len(devices), -1)
-        spread = np.ptp(seconds, axis=0) if len(devices) else np.zeros(len(graph.nodes))
-        for i, roots in enumerate(graph.residents):
-            for root in roots:
-                share = matters.setdefault(keys[root], [0.0] * len(used))
-                share[number] = max(share[number], float(spread[i]), 1e-15)
+    for number, each in enumerate(wired):
+        spread = np.ptp(each.seconds, axis=1).tolist() if each.seconds.size else [0.0] * len(each.seconds)
+        for key, (_, found) in each.accessors.items():
+            share = matters.setdefault(key, [0.0] * len(wired))
+            share[number] = max(1e-15, *(spread[i] for i in found))
     return {key: [part / sum(share) for part in share] for key, share in matters.items()}

@@ -5,6 +5,7 @@ import math
 import random
 
 import numpy as np
+import placement_instances as instances
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from small_models import layered, sized
 import ggml_sched as gs
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.facts import facts
-from ggml_sched.placement.nodebound import node_bound
+from ggml_sched.placement.nodebound import _Wired, node_bound
 
 DEVICES = (gs.Device("A", 1 << 30, bandwidth=1e9, flops=1e9, launch=1e-6, split=3e-6),
            gs.Device("B", 1 << 30, bandwidth=3e9, flops=1e8, launch=2e-6, split=5e-6),
@@ -186,3 +187,16 @@ def test_residents_of_one_name_in_two_models_take_their_bytes_twice() -> None:
     dear = node_bound(twice, (1.0, 1.0), wide, links, room, pinned, (0, 1)).seconds
     alone = node_bound(twice[1:], (1.0,), wide, links, room, {name: [False, True] for name in sized(graph)}).seconds
     assert dear == pytest.approx(one + alone, rel=1e-3)
+
+
+def test_the_first_reader_of_a_result_proves_more_than_the_largest_one_where_attention_comes_first(monkeypatch) -> None:
+    made = instances.instance(5248)
+    links = Links(made.devices, made.link)
+
+    def bound():
+        return node_bound([facts(graph) for graph in made.graphs], (1.0, 0.0), made.devices, links,
+                          [device.budget for device in made.devices]).seconds
+
+    both, readers = bound(), _Wired.readers
+    monkeypatch.setattr(_Wired, "readers", lambda self, by_bytes: readers(self, True))
+    assert both > 1.01 * bound()
