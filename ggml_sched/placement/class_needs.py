@@ -76,7 +76,7 @@ class ClassNeeds(StageClasses):
                     at = where(each.patterns, each.atoms, each.ins, self._host)
                     for rule in each.rules:
                         need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting,
-                                     at if self._stream[g] else None).min(1)
+                                     known=each.known[n]).min(1)
                         least = np.minimum(least, np.where(there, need, np.inf).min(0))
                 found.append(np.where(np.isfinite(least), least, 0))
         most = np.max(found, axis=0).astype(np.int64)
@@ -133,8 +133,8 @@ class ClassNeeds(StageClasses):
                 if not there.any():
                     continue
             for r, rule in enumerate(each.rules):
-                native = at if self._stream[g] and not is_active else None
-                need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting.inputs[g], native)
+                need = needs(each.outline.graphs[n], rule[n], at, shape, len(self.devices), lasting.inputs[g],
+                             known=each.known[n])
                 need = np.where(others, need + more, 0)
                 for v in range(len(cost.rule)):
                     if cost.rule[v] == r and (not is_active or cost.streams_to[v] < 0):

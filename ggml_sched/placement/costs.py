@@ -44,7 +44,7 @@ from ggml_sched.placement.outline import (
 )
 from ggml_sched.placement.solve._chain import unbeaten
 
-__all__ = ["Costs", "Machine", "Where", "costs", "needs", "undominated"]
+__all__ = ["Costs", "Known", "Machine", "Where", "costs", "needs", "undominated"]
 
 Where: TypeAlias = list[NDArray[np.int8]]
 """For each site its device, as an array that broadcasts to [patterns, devices of the incoming activation]."""
@@ -52,6 +52,10 @@ Streamed: TypeAlias = tuple[int, NDArray[np.bool_], NDArray[np.float64]]
 """Weights of an atom that may be streamed: (the device that they are copied to, whether they are streamed [patterns,
 in], how many of their bytes each node reads [nodes]).  An axis `in` has the devices that the incoming activation may be
 on."""
+
+
+Known: TypeAlias = dict[tuple[tuple[int, ...], frozenset[int]], NDArray[np.int64]]
+"""{(the site of each node, lasting inputs that the nodes read): bytes, where no weight is streamed}"""
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,13 @@ def where(patterns: NDArray[np.int8], atoms: Atoms, ins: Sequence[int], host: in
 
 def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atoms: Atoms, patterns: NDArray[np.int8],
           ins: Sequence[int], seconds: NDArray[np.float64], machine: Machine, parts: Mapping[int, float],
-          stream_to: Sequence[int], copied: Collection[int] = ()) -> Costs:
+          stream_to: Sequence[int], copied: Collection[int] = (), known: Known | None = None) -> Costs:
     """The costs of one graph's nodes.
 
     `rules`: for each rule the site of each node.  `ins`: the devices that the incoming activation may be on.
     `seconds` [nodes, devices].  `parts`: for each input that several stages read the part of its price that counts
     in this stage.  `stream_to`: devices that weights may be streamed to.  `copied`: inputs, by id, whose copies do not
-    count.
+    count.  `known`: see `needs`.
     """
     parts = {**parts, **dict.fromkeys(copied, 0.0)}
     at = where(patterns, atoms, ins, machine.host)
@@ -122,7 +126,7 @@ def costs(nodes: Nodes, rules: Sequence[tuple[int, ...]], outline: Outline, atom
         last = _out_site(nodes, sites, len(at) - 2)
         out[v] = np.broadcast_to(here[last], shape) if last >= 0 else machine.host
         need[v] = needs(nodes, sites, here, shape, machine.count, native=at if device >= 0 else None,
-                        streamed=streamed)
+                        streamed=streamed, known=known if device < 0 else None)
         for s, there in reads.items():
             for c in _reading(nodes, sites, s):
                 there[v] |= here[c][..., None] == np.arange(machine.count)
@@ -245,14 +249,21 @@ def _stream(nodes: Nodes, sites: Sequence[int], outline: Outline, atoms: Atoms, 
 
 
 def needs(nodes: Nodes, sites: Sequence[int], at: Where, shape: tuple[int, int], devices: int,
-          lasting: frozenset[int] = frozenset(), native: Where | None = None,
-          streamed: Sequence[Streamed] = ()) -> NDArray[np.int64]:
+          lasting: frozenset[int] = frozenset(), native: Where | None = None, streamed: Sequence[Streamed] = (),
+          known: Known | None = None) -> NDArray[np.int64]:
     """Bytes that the arena of each device has to hold at once in the stage [patterns, in, devices].
 
     `sites`: the site of each node; `at`: the device of each site; `shape`: (patterns, in).  `lasting`: inputs, by
     id, whose copies are alive before and after the stage.  `native`: the device of each site without streaming; None
-    if no weight may be streamed.  `streamed`: the streamed weights, each of which may open a split.
+    if no weight may be streamed.  `streamed`: the streamed weights, each of which may open a split.  `known`: where no
+    weight is streamed, results of earlier calls with the same nodes and devices, to which this one is added; read only.
     """
+    if known is not None:
+        lasting &= {value.number for value in nodes.values if value.origin == GLOBAL}
+        key = tuple(sites), lasting
+        if key not in known:
+            known[key] = needs(nodes, sites, at, shape, devices, lasting)
+        return known[key]
     if not len(nodes.kinds):
         return np.zeros((*shape, devices), np.int64)
     rows, conditions = _alive(nodes, sites, len(at), lasting, native is not None)

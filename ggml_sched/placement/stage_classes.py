@@ -19,7 +19,7 @@ from ggml_sched._graph import Tensor
 from ggml_sched.backend import same_layout
 from ggml_sched.errors import PlacementError
 from ggml_sched.placement.atoms import FEW_ATOMS, MAX_ATOMS, Atoms, find_atoms
-from ggml_sched.placement.costs import Costs, Machine, costs, needs, where
+from ggml_sched.placement.costs import Costs, Known, Machine, costs, needs, where
 from ggml_sched.placement.devices import Device, Links
 from ggml_sched.placement.facts import Facts
 from ggml_sched.placement.outline import GLOBAL, Outline, Shared, outline, places_of, shared_values
@@ -52,6 +52,7 @@ class StageClass:
     held_back: NDArray[np.float64]  # [sets of `Tables.readers`, devices] seconds of the stage's part of the copies of
                                     # `_held_back` inputs, if its caches are there
     needs: NDArray[np.int64]        # [patterns, devices] bytes that an arena has to hold, whichever the variant
+    known: tuple[Known, ...]        # of each graph of the model
 
 
 class StageClasses:
@@ -275,6 +276,7 @@ class StageClasses:
         ins = (self._host,) if made.first else tuple(range(len(self.devices)))
         active = tuple(n for n, g in enumerate(model.graphs) if self.weights[g])
         made_costs = []
+        known: tuple[Known, ...] = tuple({} for _ in model.graphs)
         back = np.zeros_like(self._inputs)
         for n in active:
             g = model.graphs[n]
@@ -283,7 +285,7 @@ class StageClasses:
             seconds = self._seconds[g][model.stages[stage].nodes[n]]
             copied = [s for of, s in self.copied if of == g]
             made_costs.append(costs(made.graphs[n], [rule[n] for rule in rules], made, atoms, found, ins, seconds,
-                                    self._machine, parts, self._stream_to if stream[g] else (), copied))
+                                    self._machine, parts, self._stream_to if stream[g] else (), copied, known[n]))
             for s in {value.number for value in made.graphs[n].values if value.origin == GLOBAL} & held[g]:
                 back[self._set_of[g, s]] += self._price_of_input(g, s) / shared[s]
         if made_costs:
@@ -293,15 +295,14 @@ class StageClasses:
             for n in range(len(model.graphs)):
                 if n not in active:
                     for r, rule in enumerate(rules):
-                        need = needs(made.graphs[n], rule[n], at, shape, len(self.devices),
-                                     native=at if stream[model.graphs[n]] else None)
+                        need = needs(made.graphs[n], rule[n], at, shape, len(self.devices), known=known[n])
                         for v in np.flatnonzero(np.array(made_costs[0].rule) == r):
                             np.maximum(made_costs[0].needs[v], need, out=made_costs[0].needs[v])
         least: NDArray[np.int64] = np.zeros((len(found), len(self.devices)), np.int64)
         for cost in made_costs:
             np.maximum(least, cost.needs.min(axis=(0, 2)), out=least)
         return StageClass(m, made, atoms, tuple(rules), found, devices, self._memory(made, devices, atoms), ins, active,
-                      tuple(made_costs), back, least)
+                      tuple(made_costs), back, least, known)
 
     def _memory(self, made: Outline, devices: NDArray[np.int8], atoms: Atoms) -> NDArray[np.int64]:
         """Bytes of the residents that this class counts, aligned [patterns, devices]."""

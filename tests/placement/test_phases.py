@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from placed_models import CPU, FAST, GPU, solution_of, windowed
 
-from ggml_sched.placement import table_chains
+from ggml_sched.placement import class_needs, costs, stage_classes, table_chains
 from ggml_sched.placement.arenas import Case
 from ggml_sched.placement.chain import Choice
 from ggml_sched.placement.devices import Link, Links
@@ -99,3 +99,23 @@ def test_a_case_whose_arenas_hold_a_path_while_copies_stay_is_not_divided_by_the
     assert table.lasting and not last._lasting_at(made, 0.0, path.path, (large,) * n) and not added
     made.cases = (case._replace(floors=(0,) * n),)
     assert last._lasting_at(made, 0.0, path.path, (large,) * n) and len(added) == 2
+
+
+def test_needs_are_the_same_where_none_are_kept(monkeypatch):
+    """Needs beside copies that last differ from those of the same sites without."""
+    devices = (FAST, GPU, CPU)
+
+    def found():
+        table = Tables([facts(windowed(tokens=tokens)) for tokens in (1, 16)], (1.0, 1.0), devices,
+                       Links(devices, LINK), [False, True])
+        within = [table._needs_within(number) for number in range(len(table.lasting))]
+        return table.cached, table.needs, within
+
+    (cached, first, within), plain = found(), class_needs.needs
+    for module in (class_needs, costs, stage_classes):
+        monkeypatch.setattr(module, "needs", lambda *args, known=None, **more: plain(*args, **more))
+    other = found()
+    assert cached == other[0] and all((one == two).all() for one, two in zip(first, other[1], strict=True))
+    assert len(within) > 1 and all((one == two).all() for of, others in zip(within, other[2], strict=True)
+                                   for ones, twos in zip(of, others, strict=True)
+                                   for one, two in zip(ones, twos, strict=True))
