@@ -76,7 +76,6 @@ class StageClasses:
         self.weights: tuple[float, ...] = tuple(float(weight) for weight in weights)
         self.pins: dict[str, int] = dict(pins or {})
         self._check(stream)
-        self._stream: list[bool] = [bool(flag) for flag in stream]
         self._host = next(i for i, device in enumerate(devices) if device.host)
         self._machine = Machine(len(devices), self._host, np.array([device.split for device in devices]), links)
         self._wirings = [Wiring(of) for of in graphs]
