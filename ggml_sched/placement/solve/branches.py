@@ -24,7 +24,7 @@ from ggml_sched.placement.solve._chain import prefixes, suffixes
 from ggml_sched.placement.solve.bound import Bound, Relaxation, bound_from, cheapest, constant, relax
 from ggml_sched.placement.solve.counts import Counts
 from ggml_sched.placement.solve.problem import Problem
-from ggml_sched.placement.solve.search import improve
+from ggml_sched.placement.solve.search import improve, repair
 
 __all__ = ["Branches"]
 
@@ -141,6 +141,10 @@ class Branches:
             for child in children:
                 if child.value < stop:
                     heappush(heap, child)
+        for one in self.mixture:
+            path = repair(self.problem, one.path, self.bound.multipliers)
+            if path is not None:
+                self._keep(path)
         return min(stop, self.value)
 
     def _children(self, part: _Part, stop: float) -> list[_Part]:
@@ -189,7 +193,8 @@ class Branches:
         if found.relaxations:
             fit = (np.array([one.memory for one in found.relaxations]) <= self.problem.budget).all(1)
             for i in np.flatnonzero(fit).tolist():
-                self._keep(found.relaxations[i])
+                if self.path is None or found.relaxations[i].cost < self.problem.cost_of(self.path):
+                    self._keep(found.relaxations[i].path)
         return found
 
     def _states(self, path: Ints) -> Ints:
@@ -236,7 +241,7 @@ class Branches:
             return False
         one = Relaxation(part.bound.multipliers, part.value, path, cost, problem.memory_of(path))
         part.bound.mixture[:], part.bound.shares[:] = [one], [1.0]
-        self._keep(one)
+        self._keep(path)
         return True
 
     def _ordered(self, used: Ints, times: Ints, paths: Ints) -> Ints | None:
@@ -254,12 +259,11 @@ class Branches:
         begin = counts.begins == counts.first + self.problem.before[paths[0, 0]]
         return counts.path(np.concatenate([times, begin.astype(np.int64)]))
 
-    def _keep(self, one: Relaxation) -> None:
-        """Keep a path that fits, if it is the cheapest."""
-        if self.path is None or one.cost < self.problem.cost_of(self.path):
-            path = improve(self.problem, one.path, self.bound.multipliers)
-            if self.path is None or self.problem.cost_of(path) < self.problem.cost_of(self.path):
-                self.path = path
+    def _keep(self, path: Ints) -> None:
+        """Keep a path that fits, after exchanges, if it is the cheapest."""
+        path = improve(self.problem, path, self.bound.multipliers)
+        if self.path is None or self.problem.cost_of(path) < self.problem.cost_of(self.path):
+            self.path = path
 
     def _sets(self, part: _Part) -> list[tuple[Marks, float]]:
         """(A set of columns, the mean number of its columns, which is not whole) for each set to try."""
