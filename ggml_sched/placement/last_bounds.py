@@ -36,8 +36,8 @@ SLOW = 2e-4
 """Branch and bound ends where a turn raises the bound of a case that is no longer far below the best by less than this
 part."""
 TURNS, HOPELESS = 4, 0.05
-"""Branch and bound ends after more than so many turns for a case, where all turns that are left would raise its bound
-by less than this part of what it is below the best, if each raised it by as much as the last one."""
+"""Branch and bound ends after more than so many turns for a case, where `BRANCHED` columns would raise its bound by
+less than this part of what it is below the best, if all turns raised it as the last one has."""
 LASTING = 0.5
 """A case is parted by how long copies stay on a device if this raises the bound of the part with smaller arenas by at
 least so much of what it may raise that of the other part."""
@@ -125,7 +125,7 @@ class LastBounds:
             rise, best = made.branches.value - before, candidates.best
             assert best is not None
             if is_stuck or (rise < before * SLOW if not cases.is_far(better) else
-                            made.turns > TURNS and rise * effort < HOPELESS * (best.seconds - better) * turn):
+                            made.turns > TURNS and rise * BRANCHED < HOPELESS * (best.seconds - better) * turn):
                 break
         return cases.bound
 

@@ -52,6 +52,16 @@ def test_paths_are_divided_while_columns_are_left():
     assert bound.value * 1.1 < values[-1]
 
 
+def test_paths_of_the_last_bound_that_do_not_fit_are_repaired():
+    chain = random_chain(np.random.default_rng(6), 2, n_stages=12, n_patterns=4, largest=1000)
+    low, high = (sum(of(chain.memory[number], 0) for number in chain.classes) for of in (np.min, np.max))
+    problem = Problem(chain, ((low + high) // 2).tolist())
+    found = Branches(problem, best_bound(problem))
+    assert found.mixture and not any(problem.fits(one.path) for one in found.mixture)
+    found.best(np.inf, 0)
+    assert found.path is not None and problem.fits(found.path)
+
+
 @pytest.mark.parametrize(("bytes_", "room", "value"), [(10, 15, 4.5), (1000, 1005, 4.995)],
                          ids=["half", "nearly whole"])
 def test_a_path_has_a_whole_number_of_stages_on_a_device(bytes_, room, value):

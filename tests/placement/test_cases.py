@@ -274,6 +274,25 @@ def test_the_costliest_efforts_are_tried_a_few_times_where_a_bound_is_far_from_t
     assert efforts == ["more", "most", "more", "more"]
 
 
+@pytest.mark.parametrize(("rise", "turns"), [(1e-6, range(5, 6)), (1e-3, range(40, 60))], ids=["slow", "fast"])
+def test_branch_and_bound_ends_where_a_bound_far_below_the_best_rises_too_slowly(rise, turns, monkeypatch):
+    candidates = SimpleNamespace(budgets=(1, 1, 1), best=SimpleNamespace(seconds=1.1), is_late=False,
+                                 is_near=lambda bound: bound >= 1.1)
+    search = last_of(Branching(candidates, [], []))
+    made = SimpleNamespace(turns=0, is_parted=True, chains=(), branches=None)
+    search.cases.left = [(1.0, 0, made)]
+
+    def branched(made, bound, effort):
+        made.turns += 1
+        made.branches = SimpleNamespace(value=bound + rise, is_stuck=False)
+        return bound + rise
+
+    monkeypatch.setattr(search._bounds, "branched", branched)
+    monkeypatch.setattr(search, "_unite", lambda: None)
+    assert search._finish() == pytest.approx(1.0 + made.turns * rise)
+    assert made.turns in turns
+
+
 def test_a_trial_has_the_splits_of_the_graphs_that_the_goal_counts():
     graphs = [layered(random.Random(0), 1, tokens) for tokens in (1, 64)]
     given = devices(random.Random(0), 2, sum(sized(graphs[0]).values()))[::-1]
