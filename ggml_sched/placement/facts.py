@@ -16,7 +16,7 @@ Bytes are those of every source, once, and of the result:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,11 +91,11 @@ def facts(graph: Graph, fill: float = 1.0) -> Facts:
         roots = dict.fromkeys([s.root for s in node.src if s is not None])
         kept = tuple(t for t in roots if is_resident(t))
         weights = [t for t in kept if is_weight(t)]
-        attention = bool(_read_caches(node))
-        nbytes[i] = _bytes_of(node, fill)
-        flops[i] = _operations(node) * (fill if attention else 1)
+        caches = _read_caches(node)
+        nbytes[i] = _bytes_of(node, caches, fill)
+        flops[i] = _operations(node) * (fill if caches else 1)
         kinds.append(str(max(weights, key=lambda t: t.nbytes).type) if weights else
-                     None if not attention else PROMPT_ATTENTION if node.ne[_TOKENS[node.op]] > _FEW else ATTENTION)
+                     None if not caches else PROMPT_ATTENTION if node.ne[_TOKENS[node.op]] > _FEW else ATTENTION)
         residents.append(kept)
         activations.append(tuple(t for t in roots if t not in kept))
     return Facts(graph, nodes, nbytes, flops, tuple(kinds), tuple(residents), tuple(activations))
@@ -117,10 +117,9 @@ def _read_caches(node: Tensor) -> tuple[int, ...]:
                  and is_resident(node.src[k].root) and not is_weight(node.src[k].root))
 
 
-def _bytes_of(node: Tensor, fill: float) -> float:
-    """Bytes that a node reads and writes."""
+def _bytes_of(node: Tensor, caches: Sequence[int], fill: float) -> float:
+    """Bytes that a node reads and writes; `caches`: the slots of caches, of which it reads the part `fill`."""
     written = _WRITTEN_OVER.get(node.op)
-    caches = _read_caches(node)
     read: dict[Tensor, float] = {}
     for k, source in enumerate(node.src):
         if source is None or k == written or source in node.src[:k]:
