@@ -26,7 +26,6 @@ from ggml_sched.placement.open_cases import Open, OpenCases
 from ggml_sched.placement.phases import Phase
 from ggml_sched.placement.tables import Tables
 from ggml_sched.placement.trials import Trials
-from ggml_sched.planning.plan import Plan
 
 __all__ = ["Branching"]
 
@@ -43,8 +42,6 @@ MAX_THOROUGH = 4
 cases."""
 MAX_ROUNDS = 12
 """How often one case is solved and planned, at most; each round assumes larger arenas."""
-MAX_WITHOUT = 6
-"""The most searches for one case that exclude the patterns at the peaks of arenas (see `_without`)."""
 POLISHED = 0.1
 """The gap at which the search with the arenas of the best placement ends, as a part of `within`."""
 POLISHES = 2
@@ -121,9 +118,8 @@ class Branching:
         bound = max(bound, solution.bound)
         if bound == math.inf:
             return
-        first = None
         if solution.path is not None and (candidates.best is None or self.cases.may_fit(made, solution)):
-            first = self._explore(made, solution)
+            self._explore(made, solution)
         if candidates.is_near(bound):
             self.cases.closed = min(self.cases.closed, bound)
             return
@@ -138,7 +134,7 @@ class Branching:
             solution = candidates.solve(made.chain, made.floors, cutoff=candidates.cutoff)
             assert solution is not None
             bound = max(bound, solution.bound)
-            first = self._explore(made, solution) or first
+            self._explore(made, solution)
             parts = None if candidates.is_near(bound) else self.cases.halves(made, _paths(solution))
         if parts is None:
             bound = self.bounds.finest(made, bound)
@@ -146,15 +142,13 @@ class Branching:
                 self.cases.closed = min(self.cases.closed, bound)
             else:
                 self.cases.weaken(bound, made)
-                if first is not None:
-                    self._without(made, first)
         for part in parts or ():
             self.cases.add(part, made.shared, bound)
 
-    def _explore(self, made: Open, solution: Solution | None) -> Found | None:
+    def _explore(self, made: Open, solution: Solution | None) -> None:
         """Plan a solution of a case; while the arenas of the plans do not fit, solve again with arenas of that size,
-        and plan the new solution.  Returns the first placement if its arenas did not fit, else None."""
-        candidates, first = self.candidates, None
+        and plan the new solution."""
+        candidates = self.candidates
         assumed: Sequence[int] = made.floors
         for _ in range(MAX_ROUNDS):
             if solution is None or solution.path is None:
@@ -163,12 +157,10 @@ class Branching:
             if not any(found.missing):
                 self._fill(made, found, assumed)
                 break
-            first = first or found
             assumed = grown(assumed, found)
             if self._is_tried(made.cases, made.shared, assumed, made.phases):
                 break
             solution = candidates.solve(made.chain, assumed, cutoff=candidates.cutoff, effort="few")
-        return first
 
     def _fill(self, made: Open, found: Found, assumed: Sequence[int]) -> None:
         """Solve once more with the arenas of a placement that fits, if they are smaller than those assumed for it."""
@@ -213,45 +205,6 @@ class Branching:
         found = candidates.solve(chain, floors, cutoff=candidates.cutoff, effort="few")
         if found is not None and found.path is not None:
             self._explore(Open(tuple(cases), made.shared, chains, chain, floors, found, ()), found)
-
-    def _without(self, made: Open, found: Found) -> None:
-        """Solve again, with the floors as arenas, after a placement whose arenas are too large.
-
-        Each time, the patterns of the stages whose nodes are computed at the peaks of these arenas are excluded, for
-        all stages of their class: other placements of nearly the same price may have smaller arenas.
-        """
-        candidates, chain = self.candidates, made.chain
-        for _ in range(MAX_WITHOUT):
-            assert found.solution.path is not None
-            banned = self._at_peaks(found)
-            if not banned:
-                break
-            costs = list(chain.cost)
-            for stage in banned:
-                number = chain.classes[stage]
-                costs[number] = costs[number].copy()
-                costs[number][found.solution.path[stage].pattern] = math.inf
-            chain = replace(chain, cost=tuple(costs))
-            solution = candidates.solve(chain, made.floors, cutoff=candidates.cutoff, effort="few")
-            if solution is None or solution.path is None:
-                break
-            found = candidates.plan(self.tables, made.chains, solution, made.cases, made.shared)
-            if not any(found.missing):
-                break
-
-    def _at_peaks(self, found: Found) -> set[int]:
-        """The stages, as indices in the joined chain, whose nodes run while an arena that is too large is fullest."""
-        stages, first = set(), 0
-        for table, model, trial in zip(self.tables, self.candidates.models, found.trials, strict=True):
-            for d, missing in enumerate(found.missing):
-                if missing:
-                    plan, facts = max(zip(trial.plans, model.facts, strict=True),
-                                      key=lambda pair: pair[0].buffer_sizes[d])
-                    node = _node_at_peak(plan, d, facts.nodes)
-                    if node >= 0:
-                        stages.add(first + table.models[0].stage_of[model.facts.index(facts)][node])
-            first += len(table.classes)
-        return stages
 
     def _polish(self) -> None:
         """Solve thoroughly, once, with the arenas of the best placement and with caches on the devices that have some:
@@ -300,17 +253,6 @@ def _held(table: Tables, residents: Mapping[str, int],
 
 def _paths(solution: Solution) -> tuple[tuple[Choice, ...], ...]:
     return () if solution.path is None else (solution.path,)
-
-
-def _node_at_peak(plan: Plan, d: int, nodes: Sequence[Tensor]) -> int:
-    """The index in `nodes` of the node that is computed when the arena of device d is fullest; -1: none."""
-    data, graph = plan.data, plan.graph
-    births = [life[0] for i in data.live_at_peak(d) if (life := data.lifetime(i)) is not None]
-    if not births:
-        return -1
-    peak = max(births)
-    positions = [graph.position_of(node) for node in nodes]
-    return next((i for i, position in enumerate(positions) if position >= peak), -1)
 
 
 def _ways(shared: Sequence[Sequence[str]], model: Trials, devices: Sequence[Device],
