@@ -60,18 +60,15 @@ def checked(fit: gs.Fit) -> None:
 def every_placement(graph: gs.Graph, ordered: Sequence[gs.Device]) -> Iterator[float]:
     """The seconds of each placement whose real plan keeps the budgets: each weight is on a device or in a store, and
     those of experts on the host may have slots together, of any number."""
-    for one in every_fetching_plan(graph, ordered, LINK, (True,)):
-        need = [u + a for u, a in zip(one.used, one.arenas, strict=True)]
-        need[-1] += one.store
-        left = [device.budget - n for device, n in zip(ordered, need, strict=True)]
+    for one in every_fetching_plan([graph], ordered, (True,)):
+        left, n_slots = one.left(ordered), 0
         if min(left) < 0:
             continue
-        n_slots = 0
         if one.slots is not None:
             n_slots = one.slots.within(left[-1])
             if n_slots * one.slots.slot_nbytes > left[-1]:
                 continue
-        yield one.seconds(n_slots)
+        yield one.seconds(ordered, LINK, n_slots=n_slots)
 
 
 @pytest.mark.parametrize("speed", [2e7, 1e9, 1e11])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -23,9 +23,9 @@ NO_MEMORY = 1 << 40
 
 
 class FetchingPlan(NamedTuple):
-    """The plan of one placement; valid until the next is made."""
+    """The plans of one placement, one for each graph; valid until the next are made."""
 
-    plan: gs.Plan
+    plans: tuple[gs.Plan, ...]
     used: tuple[int, ...]
     """Bytes of weights and caches on each device, without slots."""
     arenas: tuple[int, ...]
@@ -33,56 +33,76 @@ class FetchingPlan(NamedTuple):
     """Bytes that the store takes on the host."""
     slots: Slots | None
     """The slots of experts on the host, whose number is not set; None: no weight is read expert by expert."""
-    devices: tuple[gs.Device, ...]
-    """The devices that the price of the plan needs, the disk last."""
-    links: dict[tuple[str, str], gs.Link]
 
-    def seconds(self, n_slots: int = 0) -> float:
-        """The price of the plan with so many slots."""
+    def left(self, ordered: Sequence[gs.Device]) -> list[int]:
+        """The bytes of the budget of each device beside all that but slots; negative where it is exceeded."""
+        left = [device.budget - u - a for device, u, a in zip(ordered, self.used, self.arenas, strict=True)]
+        left[-1] -= self.store
+        return left
+
+    def seconds(self, ordered: Sequence[gs.Device], link: gs.Link, goal: Sequence[float] = (1.0,),
+                n_slots: int = 0) -> float:
+        """The price of the plans with so many slots."""
         if self.slots is not None:
             self.slots.n_slots = n_slots
-        return gs.price(self.plan, self.devices, self.links).seconds
+        disk = disk_of(ordered)
+        links = {("*", "*"): link, **{(disk.name, device.name): gs.Link(1e30) if device.host else link
+                                      for device in ordered}}
+        return sum(weight * gs.price(plan, (*ordered, disk), links).seconds
+                   for weight, plan in zip(goal, self.plans, strict=True) if weight)
 
 
-def every_fetching_plan(graph: gs.Graph, ordered: Sequence[gs.Device], link: gs.Link,
+def every_fetching_plan(graphs: Sequence[gs.Graph], ordered: Sequence[gs.Device],
                         has_window: Sequence[bool]) -> Iterator[FetchingPlan]:
-    """Each weight is on a device or in a store, and those of experts on the host may have slots together.
+    """Each weight is on a device or in a store, and those of experts on the host may have slots together; without
+    placements whose weights and caches alone exceed a budget.
 
-    `ordered`: the devices, the host with the disk last.  `has_window`: whether the arena of the host has a window, one
-    or both.
+    `graphs`: of one model.  `ordered`: the devices, the host with the disk last.  `has_window`: whether the arena of
+    the host has a window, one or both.
     """
-    last, disk = len(ordered) - 1, disk_of(ordered)
+    last = len(ordered) - 1
     backends = [gs.DryBackend(device.name, alignment=device.alignment) for device in ordered]
     backends[last].concurrent_copies = True
-    store = DryFileStore(disk.name)
-    copy = graphfile.graph_from_dict(graphfile.graph_to_dict(graph))
-    residents = {t.name: t for t in copy.tensors if t.resident and t.view_src is None}
-    experts = by_expert([[*reads_of(copy.nodes, residents, fits)]])
-    links = {("*", "*"): link, **{(disk.name, device.name): gs.Link(1e30) if device.host else link
-                                  for device in ordered}}
-    sizes = {name: -(-t.nbytes // 64) * 64 for name, t in residents.items()}
+    store = DryFileStore(disk_of(ordered).name)
+    copies = [graphfile.graph_from_dict(graphfile.graph_to_dict(graph)) for graph in graphs]
+    residents = [{t.name: t for t in copy.tensors if t.resident and t.view_src is None} for copy in copies]
+    tensors = {name: t for named in residents for name, t in named.items()}
+    experts = by_expert([[*reads_of(copy.nodes, named, fits)] for copy, named in zip(copies, residents, strict=True)])
+    sizes = {name: -(-t.nbytes // 64) * 64 for name, t in tensors.items()}
     for window in (2 * max(sizes.values()) + 4 * ROOM if has else 0 for has in has_window):
         with gs.Scheduler([store, *backends], windows={backends[last]: window}, plan_cache=0) as scheduler:
-            for chosen in product(*(range(last + (3 if name in experts else 2)) for name in residents)):
-                at = dict(zip(residents, chosen, strict=True))
+            for chosen in product(*(range(last + (3 if name in experts else 2)) for name in tensors)):
+                at = dict(zip(tensors, chosen, strict=True))
+                used = tuple(sum(sizes[name] for name, d in at.items() if d == k) for k in range(last + 1))
+                if any(n > device.budget for n, device in zip(used, ordered, strict=True)):
+                    continue
                 slotted = {name: experts[name] for name, d in at.items() if d == last + 2}
                 if slotted and any(at[name] in (last, last + 1) for name in experts):
                     continue        # weights of experts on the host either all have slots, or none has
-                if any(t.resident != "weight" and at[name] > last for name, t in residents.items()):
+                if any(t.resident != "weight" and at[name] > last for name, t in tensors.items()):
                     continue
                 slots = Slots(store, slotted) if slotted else None
-                for name, t in residents.items():
-                    where = store if at[name] == last + 1 else backends[min(at[name], last)]
-                    buffer = gs.Buffer(where, NO_MEMORY, usage="weights" if t.resident == "weight" else "any")
-                    buffer.experts = None if slots is None else slots.bank_of.get(name)
-                    gs.bind_resident(t, buffer, 0)
-                assigned = [node for node in copy.nodes if node.computes and not fits(node) and any(
-                    s is not None and at.get(s.root.name, 0) > last for s in node.src)]
-                for node in assigned:
-                    scheduler.set_tensor_backend(node, backends[last])
-                plan = scheduler.plan(copy)
-                for node in assigned:
-                    scheduler.set_tensor_backend(node, None)
-                used = tuple(sum(sizes[name] for name, d in at.items() if d == k) for k in range(last + 1))
-                yield FetchingPlan(plan, used, plan.buffer_sizes[1:], plan.buffer_sizes[0] + plan.work_sizes[0], slots,
-                                   (*ordered, disk), links)
+                plans = tuple(_planned(scheduler, copy, named, at, (*backends, store), slots)
+                              for copy, named in zip(copies, residents, strict=True))
+                arenas = tuple(max(plan.buffer_sizes[k + 1] for plan in plans) for k in range(last + 1))
+                taken = max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
+                yield FetchingPlan(plans, used, arenas, taken, slots)
+
+
+def _planned(scheduler: gs.Scheduler, graph: gs.Graph, residents: Mapping[str, gs.Tensor], at: Mapping[str, int],
+             backends: Sequence[gs.Backend], slots: Slots | None) -> gs.Plan:
+    """`backends`: the host last but one, and then the store; a weight at the number after them has slots on the host."""
+    host = len(backends) - 2
+    for name, t in residents.items():
+        where = backends[host if at[name] > host + 1 else at[name]]
+        buffer = gs.Buffer(where, NO_MEMORY, usage="weights" if t.resident == "weight" else "any")
+        buffer.experts = None if slots is None else slots.bank_of.get(name)
+        gs.bind_resident(t, buffer, 0)
+    assigned = [node for node in graph.nodes if node.computes and not fits(node) and any(
+        s is not None and at.get(s.root.name, 0) > host for s in node.src)]
+    for node in assigned:
+        scheduler.set_tensor_backend(node, backends[host])
+    plan = scheduler.plan(graph)
+    for node in assigned:
+        scheduler.set_tensor_backend(node, None)
+    return plan
