@@ -147,7 +147,7 @@ def ctx():
 SMALL, LARGEST = 50, 500
 """The most nodes of graphs of which every plan is verified, and of those of which one plan for each wiring, splits,
 copies and fusion groups is: the checker takes half a second for 1,500 nodes.  Tests verify plans of large graphs where
-they are about soundness."""
+they are about soundness.  Of the plans that a search for a window makes, that with the window it finds is verified."""
 
 SOUND: set[bytes] = set()
 """Digests of facts that passed the checker, which reads nothing but facts.  Tests make the same plans again and again,
@@ -165,7 +165,7 @@ def _every_plan_verifies():
     from ggml_sched.planning import verify
     from ggml_sched.planning.planner import Planner
 
-    find_plan, require_sound = Planner._find_plan, verify.require_sound
+    find_widest, require_sound = Planner._find_widest, verify.require_sound
 
     def require_sound_once(facts):
         digest = sha256(pickle.dumps(vars(facts))).digest()
@@ -173,9 +173,9 @@ def _every_plan_verifies():
             require_sound(facts)
             SOUND.add(digest)
 
-    @functools.wraps(find_plan)
-    def checked(self, asked, graph, request, policy):
-        plan = find_plan(self, asked, graph, request, policy)
+    @functools.wraps(find_widest)
+    def checked(self, asked, graph, request, policy, held):
+        plan = find_widest(self, asked, graph, request, policy, held)
         if len(graph) <= LARGEST and id(plan.data) not in VERIFIED:
             data = VERIFIED[id(plan.data)] = plan.data
             structure = graph.wiring, policy, data.methods, data.splits, data.copies, data.slot_copies, data.groups
@@ -186,7 +186,7 @@ def _every_plan_verifies():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "require_sound", require_sound_once)
-        patch.setattr(Planner, "_find_plan", checked)
+        patch.setattr(Planner, "_find_widest", checked)
         yield
 
 
@@ -195,7 +195,7 @@ def unverified(monkeypatch):
     """Leaves out the verification of every plan, which takes most of the time of a test that makes many."""
     from ggml_sched.planning.planner import Planner
 
-    monkeypatch.setattr(Planner, "_find_plan", Planner._find_plan.__wrapped__)
+    monkeypatch.setattr(Planner, "_find_widest", Planner._find_widest.__wrapped__)
 
 
 def pytest_runtest_teardown():
