@@ -45,7 +45,7 @@ def fitted(path: Path, memory: int, host: gs.Backend, others: Sequence[gs.Device
     given = gs.Device("CPU", memory, 1e10, 1e11, host=True, backend=host, fetch=DISK)
     backends = [*(device.backend for device in others), host]
     graphs = llama.model_graphs(path, OPTIONS["n_ctx"], OPTIONS["n_batch"], kv_type="f16", backends=backends)
-    return gs.fit(graphs, [*others, given], **options)
+    return gs.fit(graphs, [*others, given], within=0.1, **options)
 
 
 @pytest.mark.parametrize("memory", [1_700_000, 2_000_000, 2_500_000, 3_000_000, 3_500_000])

@@ -50,7 +50,7 @@ def fitted(paths: Sequence[Path], memory: int, host: gs.Backend, turns: bool, ot
     backends = [*(device.backend for device in others), host]
     graphs = [llama.model_graphs(path, OPTIONS["n_ctx"], OPTIONS["n_batch"], kv_type="f16", backends=backends)
               for path in paths]
-    return gs.fit(graphs, [*others, given], turns=turns, **options)
+    return gs.fit(graphs, [*others, given], turns=turns, within=0.1, **options)
 
 
 def held(models: Sequence[Model], host: gs.Backend, arenas: gs.Arenas | None) -> int:
@@ -64,6 +64,7 @@ def held(models: Sequence[Model], host: gs.Backend, arenas: gs.Arenas | None) ->
     return total + (0 if arenas is None else arenas.nbytes(host))
 
 
+@pytest.mark.spread("turns", "kinds")
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize(("kinds", "memory"), [
     ((DENSE, DENSE), 2_000_000),
