@@ -178,6 +178,7 @@ def test_operations_of_other_ops(ctx, op, out, sources, flops):
     assert of(ctx.restore(op, "f32", *dense(*out), given)).flops.tolist() == [flops]
 
 
+@pytest.mark.spread("policy", "n_banks n_experts")
 @pytest.mark.parametrize("policy", ["lfu", "lru", "mixture"])
 @pytest.mark.parametrize(("n_banks", "n_experts", "n_used", "tokens"), [(3, 8, 2, 1), (12, 16, 2, 1), (6, 8, 2, 4),
                                                                         (6, 32, 4, 2)])

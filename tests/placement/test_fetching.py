@@ -151,10 +151,10 @@ def test_a_fast_disk_is_hidden_behind_what_computes(large: gs.Fit) -> None:
 
 
 def test_more_memory_on_any_device_fetches_less(large: gs.Fit) -> None:
-    assert recorded(4.25, 1).fetching.nbytes < large.fetching.nbytes - (128 << 20)
-    assert recorded(4, 1.25).fetching.nbytes < large.fetching.nbytes - (128 << 20)
+    assert recorded(4.25, 1, within=0.15).fetching.nbytes < large.fetching.nbytes - (128 << 20)
+    assert recorded(4, 1.25, within=0.15).fetching.nbytes < large.fetching.nbytes - (128 << 20)
     assert large.worth[0] == large.worth[1] == pytest.approx(1 / 2e9, rel=0.1)
-    assert recorded(4, 1, gs.Link(1e12)).worth[1] < large.worth[1] / 10
+    assert recorded(4, 1, gs.Link(1e12), within=0.15).worth[1] < large.worth[1] / 10
 
 
 def test_an_embedding_alone_may_be_in_the_file() -> None:
@@ -168,7 +168,7 @@ def test_an_embedding_alone_may_be_in_the_file() -> None:
 
 def test_caches_that_exceed_the_host_are_on_other_devices() -> None:
     """Only weights can be fetched."""
-    fit = recorded(3, 1)
+    fit = recorded(3, 1, within=0.15)
     checked(fit, [plan.graph for plan in fit.plans], fit.goal)
     assert fit.memory[0].cache > 1 << 30
 

@@ -268,12 +268,17 @@ def mixtral(cpu: float, gpu: float = 0, fetch: float = 2e9, **options: object) -
     given = [gs.Device("CPU", int(cpu * GIB), 60e9, 1e12, host=True, fetch=gs.Link(fetch, 1e-4))]
     if gpu:
         given.append(gs.Device("GPU", int(gpu * GIB), 1e12, 80e12, reserve=300 << 20))
-    return gs.fit(graphs, given, gs.Link(25e9, 8e-6), within=0.02, **options)
+    return gs.fit(graphs, given, gs.Link(25e9, 8e-6), within=0.05, **options)
 
 
 @pytest.fixture(scope="module")
 def large() -> gs.Fit:
     return mixtral(16)
+
+
+@pytest.fixture(scope="module")
+def with_gpu() -> gs.Fit:
+    return mixtral(12, 6)
 
 
 def test_experts_have_the_slots_that_memory_leaves_and_a_token_reads_the_others(large: gs.Fit) -> None:
@@ -302,8 +307,8 @@ def test_the_price_is_that_of_the_plans_with_the_disk_as_a_device(large: gs.Fit)
         assert found.seconds == pytest.approx(price.seconds) and found.fetches == pytest.approx(price.fetches)
 
 
-def test_more_memory_reads_less_and_a_gpu_has_experts_of_its_own(large: gs.Fit) -> None:
-    small, more = mixtral(6), mixtral(12, 6)
+def test_more_memory_reads_less_and_a_gpu_has_experts_of_its_own(large: gs.Fit, with_gpu: gs.Fit) -> None:
+    small, more = mixtral(6), with_gpu
     checked(small)
     checked(more)
     assert small.fetching.slots.n_slots < large.fetching.slots.n_slots
@@ -390,8 +395,8 @@ def test_a_search_that_is_late_has_an_answer_with_a_bound() -> None:
     assert fit.bound > 0
 
 
-def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host() -> None:
-    fit = mixtral(12, 6)
+def test_trials_of_other_placements_have_slots_for_what_comes_to_the_host(with_gpu: gs.Fit) -> None:
+    fit = with_gpu
     name = next(entry.name for entry in fit.placed if entry.device == 0 and "_exps" in entry.name)
     assert "on CPU all together would take" in fit.explain(name)
     assert "on GPU all together would take" in fit.explain(fit.fetching.slots.names[0])

@@ -141,6 +141,7 @@ def divided(graphs: Sequence[gs.Graph], given: gs.Device, parts: int = 40) -> fl
 
 
 @pytest.mark.usefixtures("unverified")
+@pytest.mark.spread("speed", "part")
 @pytest.mark.parametrize("speed", [2e7, 3e8, 1e11])
 @pytest.mark.parametrize("part", [0.8, 0.95])
 def test_the_bound_is_below_every_division_of_the_host(speed: float, part: float) -> None:
@@ -151,6 +152,7 @@ def test_the_bound_is_below_every_division_of_the_host(speed: float, part: float
 
 @needs_slots
 @pytest.mark.usefixtures("unverified")
+@pytest.mark.spread("speed", "memory")
 @pytest.mark.parametrize("speed", [5e7, 1e10])
 @pytest.mark.parametrize("memory", [300_000, 380_000])
 def test_the_same_with_slots_for_experts(speed: float, memory: int) -> None:
@@ -160,7 +162,7 @@ def test_the_same_with_slots_for_experts(speed: float, memory: int) -> None:
 
 @needs_slots
 @pytest.mark.usefixtures("unverified")
-@pytest.mark.parametrize("memory", [300_000, 340_000])
+@pytest.mark.parametrize("memory", [300_000, pytest.param(340_000, marks=pytest.mark.soak)])
 def test_the_same_with_slots_for_one_of_two(memory: int) -> None:
     compared([mixture(), dense(3)], [host(memory, 1e8)], turns=[False])
 

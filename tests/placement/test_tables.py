@@ -599,10 +599,10 @@ def test_a_graph_without_nodes_costs_nothing():
     assert made.assignment(chain, solution).nodes == ({},)
 
 
-def test_a_stage_of_thousands_of_small_weights_ends_in_bounded_tables():
+def test_a_stage_of_hundreds_of_small_weights_ends_in_bounded_tables():
     parts = Parts()
     x = total = parts.embedding(64, 1)
-    for k in range(1000):
+    for k in range(200):
         each = parts.ctx.mul_mat(parts.resident(f"w{k}", 64, 64), x) if k % 10 == 0 else x
         total = parts.ctx.add(total, parts.norm(each, f"n{k}"))
     made = tables([gs.Graph(total)], (FAST, GPU, CPU))

@@ -42,7 +42,7 @@ def test_a_prompt_for_which_weights_are_streamed() -> None:
 
 def test_a_prompt_and_tokens_together() -> None:
     graphs, given = placement_models.graphs("mixtral-8x7b"), placement.SETS[ONE]
-    fit = gs.fit(graphs, given, placement.LINK, goal=(256, 1), stream=True)
+    fit = gs.fit(graphs, given, placement.LINK, goal=(256, 1), stream=True, within=0.02)
     assert 1e3 * fit.seconds <= 256 * 18.9 + 265
     # 1.9 %: a streamed weight is alive at its readers, not wherever else the arena is fullest, and inputs
     # that last from one cache to another are not bounded yet.

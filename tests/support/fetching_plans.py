@@ -91,7 +91,7 @@ def every_fetching_plan(graphs: Sequence[gs.Graph], ordered: Sequence[gs.Device]
 
 def _planned(scheduler: gs.Scheduler, graph: gs.Graph, residents: Mapping[str, gs.Tensor], at: Mapping[str, int],
              backends: Sequence[gs.Backend], slots: Slots | None) -> gs.Plan:
-    """`backends`: the host last but one, and then the store; a weight at the number after them has slots on the host."""
+    """`backends`: the host last but one, then the store; a weight at the number after them has slots on the host."""
     host = len(backends) - 2
     for name, t in residents.items():
         where = backends[host if at[name] > host + 1 else at[name]]
