@@ -123,22 +123,28 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
     """The weights begin, or end, where memory begins or ends that may be read."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
-    for blocks in (1, 3, 4, 5, 7, 11):
-        ctx, k = gs.Context(), blocks * block_size(type) if type in BLOCKS else 15 * blocks
-        a, b = ctx.tensor(type, (k, 5)), ctx.tensor("f32", (k, n))
-        out = ctx.mul_mat(a, b)
-        size = -(-a.nbytes // page) * page
-        memory = np.frombuffer(mmap.mmap(-1, size + 2 * page), np.uint8)
-        for at in (0, page + size):
-            assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + at), ctypes.c_size_t(page), 0) == 0
-        for offset in {0, size - a.nbytes}:
-            with gs.CpuBackend(1) as backend:
-                gs.bind_resident(a, backend.buffer_from_ptr(memory[page:page + size]), offset)
-                for tensor in (b, out):
-                    gs.bind_resident(tensor, backend.alloc_buffer(tensor.nbytes), 0)
-                a.set(weights(type, 5, k)[0])
-                b.set(normal(n, k))
-                assert in_child(lambda: backend.graph_compute(gs.Graph(out))) == 0, (blocks, offset)      # noqa: B023
+    reached = np.frombuffer(mmap.mmap(-1, page), np.int64)      # written by the child
+
+    def products() -> None:
+        for blocks in (1, 3, 4, 5, 7, 11):
+            ctx, k = gs.Context(), blocks * block_size(type) if type in BLOCKS else 15 * blocks
+            a, b = ctx.tensor(type, (k, 5)), ctx.tensor("f32", (k, n))
+            out = ctx.mul_mat(a, b)
+            size = -(-a.nbytes // page) * page
+            memory = np.frombuffer(mmap.mmap(-1, size + 2 * page), np.uint8)
+            for at in (0, page + size):
+                assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + at), ctypes.c_size_t(page), 0) == 0
+            for offset in {0, size - a.nbytes}:
+                with gs.CpuBackend(1) as backend:
+                    gs.bind_resident(a, backend.buffer_from_ptr(memory[page:page + size]), offset)
+                    for tensor in (b, out):
+                        gs.bind_resident(tensor, backend.alloc_buffer(tensor.nbytes), 0)
+                    a.set(weights(type, 5, k)[0])
+                    b.set(normal(n, k))
+                    reached[:2] = blocks, offset
+                    backend.graph_compute(gs.Graph(out))
+
+    assert in_child(products) == 0, f"{reached[0]} blocks at {reached[1]} bytes"
 
 
 @cache  # every instruction set has the same products
