@@ -250,7 +250,7 @@ OF_SEQUENCES = [(64, 64, 2, 2, 4, 300), (64, 64, 6, 2, 2, 70), (64, 64, 6, 2, 5,
                 (40, 24, 7, 1, 20, 203), (16, 16, 1, 1, 90, 400), (128, 96, 8, 2, 33, 190), (32, 32, 4, 2, 9, 6000)]
 
 
-@pytest.mark.spread("size type", "size kernels", "type kernels")
+@pytest.mark.spread("size kernels", "type kernels")
 @pytest.mark.parametrize("type", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("size", OF_SEQUENCES, ids=str)
 def test_rows_of_several_sequences_attend_to_their_own_cells(size, type):
