@@ -81,6 +81,17 @@ INLINE __mmask64 bits_of_four(const uint8_t *const *block, const int from) {
            | (uint64_t)gs_load_u16(block[2] + from) << 32 | (uint64_t)gs_load_u16(block[3] + from) << 48;
 }
 
+/* The levels of 64 bytes: those in the lower four bits, and the others. */
+INLINE void lanes_of_nibbles(const int type, __m512i v, __m512i *low, __m512i *high) {
+    *low = _mm512_and_si512(v, wide_bytes(15));
+    *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), wide_bytes(15));
+    if (type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS || type == GS_TYPE_MXFP4) {
+        const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
+        *low = wide_levels(*low, table, type == GS_TYPE_MXFP4 ? 12 : 128);
+        *high = wide_levels(*high, table, type == GS_TYPE_MXFP4 ? 12 : 128);
+    }
+}
+
 /* The levels of four blocks of a type with halved strips: of the first 16 elements of each block, and of the others. */
 INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *low, __m512i *high) {
     const int from = bytes_of(type) - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
@@ -88,21 +99,10 @@ INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *
     v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[1] + from)), 1);
     v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[2] + from)), 2);
     v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[3] + from)), 3);
-    *low = _mm512_and_si512(v, wide_bytes(15));
-    *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), wide_bytes(15));
-    switch (type) {
-    case GS_TYPE_Q5_0: case GS_TYPE_Q5_1:
+    lanes_of_nibbles(type, v, low, high);
+    if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
         *low = _mm512_or_si512(*low, _mm512_maskz_mov_epi8(bits_of_four(block, fifths), wide_bytes(16)));
         *high = _mm512_or_si512(*high, _mm512_maskz_mov_epi8(bits_of_four(block, fifths + 2), wide_bytes(16)));
-        return;
-    case GS_TYPE_IQ4_NL:
-        *low = wide_levels(*low, gs_iq4_levels, 128);
-        *high = wide_levels(*high, gs_iq4_levels, 128);
-        return;
-    case GS_TYPE_MXFP4:
-        *low = wide_levels(*low, gs_mxfp4_levels, 12);
-        *high = wide_levels(*high, gs_mxfp4_levels, 12);
-        return;
     }
 }
 
@@ -110,11 +110,6 @@ INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *
 INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
     __m512i v;
     switch (type) {
-    case GS_TYPE_Q2_K:
-        return _mm512_and_si512(right_by(twice(p + 16 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
-    case GS_TYPE_Q3_K:
-        v = _mm512_and_si512(right_by(twice(p + 32 + j / 4 * 32), j % 4 * 2, j % 4 * 2 + 2), wide_bytes(3));
-        return where_bit(v, twice(p), j, 4);
     case GS_TYPE_Q4_K: return _mm512_and_si512(right_by(twice(p + 16 + j / 2 * 32), 0, 4), wide_bytes(15));
     case GS_TYPE_Q5_K:
         v = _mm512_and_si512(right_by(twice(p + 48 + j / 2 * 32), 0, 4), wide_bytes(15));

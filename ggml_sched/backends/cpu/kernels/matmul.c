@@ -70,6 +70,17 @@ static const float *values_at(const char *at, const gs_layout *b, int n, float *
     return room;
 }
 
+/* Step j of a strip in the order GS_SPREAD + bits. */
+static void spread_step(const gs_cell_q *cell, int j, int bits, float times, gs_strip *strip) {
+    int part = j % 4, half = j / 4 * 2;
+    for (int i = 0; i < 8; i++)     /* four elements each */
+        memcpy(strip->q + 64 * part + 16 * (i % 4) + 4 * (half + i / 4), cell->q + 4 * i, 4);
+    float *d = strip->d + 4 * part + half, *sum = strip->sum + 4 * part + half;
+    d[0] = d[1] = cell->d / (float)(1 << bits * part);
+    sum[0] = times * cell->sum_low;
+    sum[1] = times * cell->sum_high;
+}
+
 static void prepare_strips(const gs_product *of, const char *from, gs_strip *strip) {
     const gs_layout *b = &of->node->src[1]->layout;
     int per_step = 32 / of->kind->group, is_offset = !of->kind->has_min;
@@ -81,10 +92,15 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
         if (j == 0)
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
+        float times = is_offset ? (float)-offset : 1.0f;
+        if (of->strip_order > GS_SPREAD) {
+            spread_step(&cell, j, of->strip_order - GS_SPREAD, times, strip);
+            strip += j == GS_STRIP_STEPS - 1;
+            continue;
+        }
         int8_t *q = strip->q + GS_STEP_Q * (j - j % of->strip_order) + 16 * (j % of->strip_order);
         memcpy(q, cell.q, 16);
         memcpy(q + 16 * of->strip_order, cell.q + 16, 16);
-        float times = is_offset ? (float)-offset : 1.0f;
         if (per_step == 1) {
             strip->d[j] = cell.d;
             strip->sum[j] = times * cell.sum_both;

@@ -47,8 +47,14 @@ typedef struct gs_cell_q {
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
  * the weights' scales.  Steps beyond k are zeros.  The order of q is of n steps the first 16 elements each, then the
- * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
+ * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4.
+ *
+ * The order GS_SPREAD + b is that of weights with 16 scales in eight steps.  Part j of q, 64 elements, is from the four
+ * halves of steps j and j + 4: the first four elements of each half, then the next four of each, and so on, so that
+ * four neighbouring lanes of 32 bits have the four scales.  d and sum have the order of the halves, part by part.
+ * Levels of part j are multiplied as they lie in a byte, b * j bits higher, so that d is divided by 2^(b * j). */
 #define GS_STRIP_STEPS 8
+#define GS_SPREAD 8
 
 typedef struct gs_strip {
     int8_t q[32 * GS_STRIP_STEPS];

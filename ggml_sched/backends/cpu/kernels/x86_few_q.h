@@ -27,15 +27,22 @@ INLINE __m256 eight_powers(const uint8_t *p, const int n) {
 #undef BYTE
 }
 
-/* Of how many steps of a strip the first halves lie together (gs_strip), where a vector has bytes of as many blocks. */
+/* The order of a strip (gs_strip): of how many steps the first halves lie together, where a vector has bytes of as many
+ * blocks; or spread. */
 INLINE int strip_order(const int type) {
+    if (WIDE && (type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K))
+        return GS_SPREAD + (type == GS_TYPE_Q2_K ? 2 : 1);
     if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || is_signed(type))
         return 1;
-    return !WIDE ? 2 : units_of(type) == 1 ? 4 : 1;
+    return !WIDE ? 2 : units_of(type) == 1 || type == GS_TYPE_IQ4_XS ? 4 : 1;
+}
+
+INLINE int has_spread_strips(const int type) {
+    return strip_order(type) > GS_SPREAD;
 }
 
 INLINE int has_halved_strips(const int type) {
-    return strip_order(type) > 1;
+    return strip_order(type) > 1 && !has_spread_strips(type);
 }
 
 /* Whether `times` of strip_scales lacks the minus of the minima. */
