@@ -124,8 +124,6 @@ typedef __m512i ivec;
 #define IVEC_LEFT _mm512_slli_epi16
 #define IVEC_RIGHT _mm512_srli_epi16
 #define IVEC_SHUFFLE _mm512_shuffle_epi8
-#define IVEC_FIRST _mm512_unpacklo_epi64
-#define IVEC_SECOND _mm512_unpackhi_epi64
 #define IVEC_SET1_8(x) _mm512_set1_epi8((char)(x))
 #define IVEC_SET1_64(x) _mm512_set1_epi64((long long)(x))
 #define IVEC_SET1_128 _mm512_broadcast_i32x4
@@ -149,8 +147,6 @@ typedef __m256i ivec;
 #define IVEC_LEFT _mm256_slli_epi16
 #define IVEC_RIGHT _mm256_srli_epi16
 #define IVEC_SHUFFLE _mm256_shuffle_epi8
-#define IVEC_FIRST _mm256_unpacklo_epi64
-#define IVEC_SECOND _mm256_unpackhi_epi64
 #define IVEC_SET1_8(x) _mm256_set1_epi8((char)(x))
 #define IVEC_SET1_64(x) _mm256_set1_epi64x((long long)(x))
 #define IVEC_SET1_128 _mm256_broadcastsi128_si256
