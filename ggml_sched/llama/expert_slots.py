@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ggml_sched._graph import Context, Graph, Tensor
 from ggml_sched.backend import Backend
-from ggml_sched.backends.store import ExpertSlots, Stored, has_slots, slot_nbytes
+from ggml_sched.backends.store import ExpertSlots, Stored
 from ggml_sched.llama.weights import ELEMENT_ALIGNMENT, layout_of
+from ggml_sched.placement.residency import reads_of
+from ggml_sched.placement.slots import Slots, may_have_slots
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Buffer
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.gguf import TensorInfo
     from ggml_sched.llama.weights import Weights
 
-__all__ = ["BankSpec", "SlotsSpec", "bank_name", "banks_of", "least_slots", "make_slots", "most_experts"]
+__all__ = ["BankSpec", "SlotsSpec", "bank_name", "banks_of", "least_slots", "make_slots"]
 
 SUFFIX = "_exps.weight"
 
@@ -81,36 +83,22 @@ def banks_of(tensors: Mapping[str, Tensor]) -> tuple[BankSpec, ...]:
                  for bank, names in found.items())
 
 
-def most_experts(graphs: Iterable[Graph], names: frozenset[str]) -> int | None:
-    """The most experts of a bank that a single node of these graphs can use; None if a node reads a weight of a bank
-    otherwise than by expert, in MUL_MAT_ID.  `names`: the names of the weights of all banks."""
-    most = 1
-    for graph in graphs:
-        for node in graph.nodes:
-            for slot, source in enumerate(node.src):
-                if source is None or not node.computes or source.root.name not in names:
-                    continue
-                if node.op != "MUL_MAT_ID" or slot or source is not source.root:
-                    return None
-                most = max(most, min(source.ne[2], node.src[2].n_elements))
-    return most
-
-
-def least_slots(home: Backend, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo],
+def least_slots(home: Backend, store: Store, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo],
                 graphs: Sequence[Graph], policy: Policy) -> SlotsSpec | None:
-    """The fewest slots with which the graphs can be computed; None for a model without experts, and where experts
-    cannot be read one by one.  `tensors`: {name: weight} of the weights on the backend `home`."""
-    if not has_slots() or not home.is_host or getattr(home, "buffer_from_ptr", None) is None:
+    """The fewest slots with which the graphs can be computed, for the banks that nodes read by expert and nothing else;
+    None where there is no such bank.  `tensors`: {name: weight} of the weights on the backend `home`.
+
+    A bank with a weight that is not aligned in its file has none, because kernels get the weight as it lies there.
+    """
+    found = may_have_slots(home, [[*reads_of(graph.nodes, tensors, lambda node: False)] for graph in graphs])
+    unaligned = {one.bank for name, one in found.items() if infos[name].offset % ELEMENT_ALIGNMENT}
+    found = {name: one for name, one in found.items() if one.bank not in unaligned}
+    if not found:
         return None
-    banks = banks_of(tensors)
-    if any(tensors[name].ne[2] != bank.n_experts for bank in banks for name in bank.weights):
-        return None
-    names = frozenset(name for bank in banks for name in bank.weights)
-    if not banks or any(infos[name].offset % ELEMENT_ALIGNMENT for name in names):
-        return None
-    most = most_experts(graphs, names)
-    size = max(slot_nbytes([tensors[name].nb[2] for name in bank.weights]) for bank in banks)
-    return None if most is None else SlotsSpec(home, banks, most, most, size, policy)
+    slots = Slots(store, found)
+    banks = tuple(BankSpec(bank_name(bank.name), bank.weights, bank.n_experts,
+                           sum(found[name].nbytes for name in bank.weights)) for bank in slots.banks)
+    return SlotsSpec(home, banks, slots.fewest, slots.fewest, slots.slot_nbytes, policy)
 
 
 def make_slots(spec: SlotsSpec, store: Store, files: Sequence[Buffer], infos: Mapping[str, TensorInfo],

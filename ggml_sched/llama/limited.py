@@ -354,8 +354,8 @@ class _Limited:
             return [None]
         tensors = {name: tensor for name, tensor in self.outline.weights.tensors.items()
                    if self.outline.homes[name] is self.host}
-        least = least_slots(self.host, tensors, self.outline.infos, [self.graph(shape) for shape in shapes],
-                            self.experts)
+        least = least_slots(self.host, self.store, tensors, self.outline.infos,
+                            [self.graph(shape) for shape in shapes], self.experts)
         return [None] if least is None else [least, None]
 
     def _fetching(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], idle: Sequence[str],

@@ -26,7 +26,7 @@ from ggml_sched.placement.facts import Facts, expected_reads
 from ggml_sched.placement.leastfetches import Costs, seconds_beside
 from ggml_sched.placement.pricing import Price, Pricer
 from ggml_sched.placement.residency import Choice, Read, Use, chosen, most_whole_reads, reads_of
-from ggml_sched.placement.slots import Bank, ByExpert, Slots, by_expert, can_have_slots
+from ggml_sched.placement.slots import Bank, ByExpert, Slots, may_have_slots
 from ggml_sched.placement.trials import Trial, Trials
 from ggml_sched.planning.plan import Plan
 
@@ -161,9 +161,8 @@ class Fetches:
 
     def _experts(self, reads: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
         """The weights that may have slots for their experts; `reads`: those of each graph."""
-        if not can_have_slots(self.model.backends[self.host]):
-            return {}
-        found = {name: entry for name, entry in by_expert(reads).items() if self.model.kinds[name] == "weight"}
+        found = {name: entry for name, entry in may_have_slots(self.model.backends[self.host], reads).items()
+                 if self.model.kinds[name] == "weight"}
         # Slots count whole pages, and a weight its alignment: `least` relies on slots for all not taking fewer bytes.
         if any(self._size(name) > entry.n_experts * slot_nbytes([entry.nbytes]) for name, entry in found.items()):
             return {}

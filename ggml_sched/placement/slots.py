@@ -14,7 +14,7 @@ from ggml_sched.backends.store.slots import has_slots, slot_nbytes
 from ggml_sched.placement.facts import share_of_experts
 from ggml_sched.placement.residency import Read
 
-__all__ = ["Bank", "ByExpert", "Slots", "by_expert", "can_have_slots"]
+__all__ = ["Bank", "ByExpert", "Slots", "by_expert", "can_have_slots", "may_have_slots"]
 
 
 class ByExpert(NamedTuple):
@@ -67,6 +67,13 @@ def can_have_slots(host: Backend) -> bool:
     """Whether a host can have slots: this system gives pages back, and the backend computes on memory of its caller.  A
     host that is described by numbers alone counts as such a backend."""
     return has_slots() and (not host.has_memory or getattr(host, "buffer_from_ptr", None) is not None)
+
+
+def may_have_slots(host: Backend, graphs: Sequence[Sequence[Read]]) -> dict[str, ByExpert]:
+    """The weights of a host whose experts may have slots, by name; none where it cannot have slots.  `graphs`: the
+    reads of each, of weights on the host.  For `gs.fit` and for `llama.load`, which so have slots for the same weights.
+    """
+    return by_expert(graphs) if can_have_slots(host) else {}
 
 
 class Bank(NamedTuple):

@@ -9,9 +9,11 @@ from forks import in_child
 from ggml_here import IS_HERE, WHY_NOT, backend
 
 import ggml_sched as gs
+from ggml_sched import llama
 from ggml_sched.backends.store import has_slots
 from ggml_sched.experts import LeastFrequentlyUsed, LeastRecentlyUsed, Mixture, Routing, Static, bound, replay
-from ggml_sched.llama import ModelClosed, load, random_llama
+from ggml_sched.llama import ModelClosed, load, random_llama, write_gguf
+from ggml_sched.llama.arch import decoder
 from ggml_sched.planning.program import Fetch, FetchExperts
 from ggml_sched.testing.disk import KINDS, DiskFaults
 
@@ -173,6 +175,46 @@ def test_a_system_without_slots_fetches_whole_tensors(path, monkeypatch):
     monkeypatch.setattr("sys.platform", "plan9")
     with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
         assert model.slots is None and model.residency.nbytes > 0
+
+
+def test_other_banks_have_slots_where_nodes_read_one_bank_otherwise(path, monkeypatch):
+    """Layer 1 also computes its first expert for every token, as `gs.fit` sees it, too."""
+
+    def with_shared(b, x, layer, *rest):
+        y = experts_of(b, x, layer, *rest)
+        if layer != 1:
+            return y
+        up, down = (b.weights[f"blk.1.ffn_{what}_exps.weight"] for what in ("up", "down"))
+        first = [b.ctx.view_2d(w, w.ne[0], w.ne[1], w.nb[1]) for w in (up, down)]
+        return b.ctx.add(y, b.ctx.mul_mat(first[1], b.ctx.mul_mat(first[0], x)))
+
+    experts_of = decoder.experts
+    monkeypatch.setattr(decoder, "experts", with_shared)
+    right = unlimited(path, n_threads=1)
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        assert [bank.name for bank in model.slots.banks] == ["blk.0", "blk.2"]
+        assert 8 <= model.slots.n_slots < 16 and said(model) == right == said(model)
+        assert sum(on.total for on in model.memory().values()) <= LIMIT
+        assert "fetched from file in each evaluation" in model.explain("blk.1.ffn_up_exps.weight")
+        assert "16 experts, 8 of them of blk.2" in model.explain("blk.2.ffn_up_exps.weight")
+    with gs.CpuBackend(1, name="CPU") as host:
+        graphs = llama.model_graphs(path, 64, 4, kv_type="f16", backends=[host])
+        fit = gs.fit(graphs, [gs.Device("CPU", LIMIT, 1e10, 1e11, host=True, backend=host, fetch=gs.Link(1e9, 1e-5))])
+        with load(path, place=fit) as model:
+            assert {*fit.fetching.slots.names} == model.residency.slots.names and model.slots.n_experts == 16
+
+
+def test_other_banks_have_slots_where_one_is_not_aligned_in_the_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    with llama.open_gguf(MODEL) as file:
+        tensors = {name: (info.type, info.ne, bytes(file.data(info))) for name, info in file.tensors.items()}
+        late = {name: tensors.pop(name) for name in [*tensors] if name.startswith("blk.1.") and "_exps" in name}
+        odd = {"blk.1.attn_rot_embd": ("f32", (1,), bytes(4))}
+        write_gguf(path, file.metadata, {**tensors, **odd, **late}, alignment=4)
+    right = unlimited(path, n_threads=1)
+    with load(path, memory=LIMIT, n_threads=1, **OPTIONS) as model:
+        assert [bank.name for bank in model.slots.banks] == ["blk.0", "blk.2"]
+        assert said(model) == right == said(model)
 
 
 def test_two_backends_fetch_whole_tensors(path):
