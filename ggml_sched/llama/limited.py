@@ -46,7 +46,7 @@ BATCHES = (512, 256, 128, 64, 32)
 512 is also the default without a limit, so that where it fits, results have the same bits as without a limit."""
 PART_OF_OUTPUTS = 8
 """The graph of a prompt whose tokens are all outputs is reserved only if its arenas take at most 1 / PART_OF_OUTPUTS of
-the limit."""
+the limit.  Otherwise it gets memory when it is first used, if there is enough beside all weights."""
 FEW = (2, 3, 5, 7)
 """Numbers of tokens for which kernels may need more work memory than for more tokens."""
 ROUNDS = 8
@@ -173,7 +173,7 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
             with suppress(OutOfMemory):     # where the limit has room for all other graphs, it is kept without this one
                 return made.held([*wanted, largest.all]), n
         try:
-            return made.held(wanted), n
+            return made.held(wanted, largest.all), n
         except OutOfMemory as error:
             refusal = error
     assert refusal is not None
@@ -321,18 +321,28 @@ class _Limited:
                                       self.outline.size_of(name, self.store.margin), counts[name]))
         return found, idle
 
-    def held(self, shapes: list[Shape]) -> Held:
-        """The choice with which the graphs of all these shapes fit the limits; OutOfMemory if there is none."""
+    def held(self, shapes: list[Shape], later: Shape | None = None) -> Held:
+        """The choice with which the graphs of all these shapes fit the limits; OutOfMemory if there is none.
+
+        `later`: a shape whose graph gets memory when it is first used, if it fits beside all weights."""
         uses, idle = self.uses(shapes)
+        cached = {backend: sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
+                  for backend in self.limits}
         work = {backend: self.work(shapes, backend) for backend in self.limits}
-        fixed = {backend: work[backend] + sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
-                 for backend in self.limits}
         plans = self.plans(shapes, (), {})
         others = {backend: self.arenas(plans, backend) for backend in self.limits}
         plans += self.shift_plans((), {})
         arenas = {backend: self.arenas(plans, backend) for backend in self.limits}
         whole = {backend: self.outline.size_on(backend) for backend in self.limits}
-        if self.fit is None and all(whole[b] + fixed[b] + arenas[b] <= limit for b, limit in self.limits.items()):
+        fixed = {backend: work[backend] + cached[backend] for backend in self.limits}
+        needs = {backend: whole[backend] + fixed[backend] + arenas[backend] for backend in self.limits}
+        if self.fit is None and all(needs[b] <= limit for b, limit in self.limits.items()):
+            if later is not None:
+                more = {b: self.work([*shapes, later], b) for b in self.limits}
+                most = self.plans([later], (), {})
+                if all(whole[b] + cached[b] + more[b] + max(arenas[b], self.arenas(most, b)) <= limit
+                       for b, limit in self.limits.items()):
+                    work, fixed = more, {b: cached[b] + more[b] for b in self.limits}
             rooms = {b: limit - fixed[b] - arenas[b] for b, limit in self.limits.items()}
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
@@ -343,6 +353,14 @@ class _Limited:
                 return self._fetching(shapes, uses, idle, fixed, work, others, slots)
             except OutOfMemory as error:
                 refusals.append(error)
+        if self.fit is None and len(self.limits) == 1:
+            # What fetches need beside the window can be more than small weights take, of which none is fetched.
+            (b, needed), = needs.items()
+            refusals.append(OutOfMemory(
+                f"a limit of {self.limits[b]:,} bytes on {b.name!r}: the model needs {needed:,} at least, where all of "
+                f"its {whole[b]:,} bytes of weights stay: {fixed[b]:,} for the cache of {self.cache.n_ctx} tokens and "
+                f"work memory, {arenas[b]:,} for arenas; a smaller n_ctx or n_batch needs less", b.name, needed,
+                self.limits[b]))
         raise min(refusals, key=lambda error: error.needed or 0)
 
     def slots(self, shapes: Sequence[Shape]) -> list[SlotsSpec | None]:

@@ -230,13 +230,19 @@ class Runner:
             raise
 
     def _note_outputs(self, error: OutOfMemory, shape: Shape) -> None:
-        """Say how to evaluate a batch of more outputs than the graphs of the fit have, which its arenas may not hold.
-        """
-        most = 0 if self.fit is None else max(plan.graph.nodes[-1].ne[1] for plan in self.fit.plans)
-        if self.fit is not None and shape.n_outputs > most:
-            error.add_note(f"the batch has {shape.n_outputs} outputs, the graphs of the placement have {most} at most: "
-                           "eval(last_only=True) computes one output, load(n_batch=) bounds the tokens of a batch, and "
-                           "model_graphs(all_outputs=True) are graphs to place for all outputs")
+        """Say how to evaluate a batch of more outputs than the graphs of the fit have, or those that were planned under
+        the limit, as arenas and work memory may not hold them."""
+        if self.fit is not None:
+            most = max(plan.graph.nodes[-1].ne[1] for plan in self.fit.plans)
+            why, more = "the graphs of the placement have", ", and model_graphs(all_outputs=True) are graphs to place"
+        elif self.held is not None:
+            most = max(planned.n_outputs for planned in self.held.shapes)
+            why, more = "the limit leaves room for", ", and a larger limit leaves room"
+        else:
+            return
+        if shape.n_outputs > most:
+            error.add_note(f"the batch has {shape.n_outputs} outputs, {why} {most} at most: eval(last_only=True) computes "
+                           f"one output, load(n_batch=) bounds the tokens of a batch{more} for all outputs")
 
     def _reserve(self, shape: Shape) -> None:
         """Reserve memory and a plan for a shape.  OutOfMemory is ignored: smaller shapes may still fit."""

@@ -217,6 +217,43 @@ def test_the_least_limit_that_an_error_names_is_enough_and_one_byte_less_is_not(
         load(WIDE, memory=least - 1, **options)
 
 
+def test_the_least_limit_fetches_nothing_where_fetches_would_need_more(tmp_path):
+    """Of a file each fetch reads whole blocks, which can be more than all weights of a small model."""
+    path, options = tmp_path / "model.gguf", {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
+    path.write_bytes(random_llama(1, n_vocab=60, n_embd=64, n_layer=1, n_head=4, n_head_kv=2, n_ff=96, dtype="q8_0"))
+    with pytest.raises(gs.OutOfMemory, match=r"at least, where all of its .* bytes of weights stay") as raised:
+        load(path, memory=1000, **options)
+    with load(path, memory=raised.value.needed, **options) as model:
+        assert model.store is None and held(model) <= raised.value.needed
+    with pytest.raises(gs.OutOfMemory, match="at least"):
+        load(path, memory=raised.value.needed - 1, **options)
+
+
+def test_logits_of_all_tokens_fit_where_a_limit_leaves_room_for_them_beside_all_weights():
+    """Their kernels need more work memory than those of prompts with few outputs."""
+    options = {"n_ctx": 64, "n_threads": 2, "n_batch": 16}
+    data = random_llama(1, n_vocab=120, n_embd=64, n_layer=1, n_head=4, n_head_kv=2, n_ff=256, n_expert=8, dtype="q4_0")
+    with load(data, **options) as free:
+        right = [free.eval([1] * n).tobytes() for n in (8, 16)]
+        limit = held(free) + 1000
+    with load(data, memory=limit, **options) as model:
+        assert model.store is None
+        assert all(shape.n_outputs < 16 for shape in model._runner.held.shapes), "no memory before the first use"
+        assert [model.eval([1] * n).tobytes() for n in (8, 16)] == right
+        assert held(model) <= limit
+
+
+def test_an_error_says_how_to_evaluate_a_batch_whose_logits_do_not_fit():
+    options = {"n_ctx": 32, "n_threads": 1, "n_batch": 8}
+    data = random_llama(1, n_vocab=500, n_embd=64, n_layer=2, n_head=4, n_head_kv=1, n_ff=96)
+    with load(data, memory=limit_of(data, "least", **options), **options) as model:
+        with pytest.raises(gs.OutOfMemory) as raised:
+            model.eval([1] * 8)
+        assert "the batch has 8 outputs, the limit leaves room for 2 at most: eval(last_only=True)" in str(
+            raised.value.__notes__)
+        assert len(model.eval([1] * 8, last_only=True)) == 1
+
+
 def test_a_limit_counts_no_batch_of_more_tokens_than_are_evaluated_at_a_time():
     least = set()
     for n_seq in 8, 32:
