@@ -158,10 +158,14 @@ class Runner:
         n_kv = self.cache.padded(self.cells.rows_in_use())
         graph = self.graph(Shape(len(rows), n_kv, len(batch.outputs), embeddings))
         with self.scheduler.lease():
-            self._allocate(graph)
-            graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
-                             int(batch.sequences[0]))
-            self._run(graph, True)
+            try:
+                self._allocate(graph)
+                graph.set_inputs(batch, rows, partial(self.cells.mask, batch.positions, batch.sequences, n_kv),
+                                 int(batch.sequences[0]))
+                self._run(graph, True)
+            except OutOfMemory as error:
+                self._note_outputs(error, graph.shape)
+                raise
             if graph.output is not None and len(out):
                 graph.output.backend.get_tensor(graph.output, out)
 
@@ -223,15 +227,11 @@ class Runner:
         largest = self._largest(graph.shape)
         if largest not in self._reserved:
             self._reserve(largest)
-        try:
-            self.scheduler.alloc(graph.graph)
-        except OutOfMemory as error:
-            self._note_outputs(error, graph.shape)
-            raise
+        self.scheduler.alloc(graph.graph)
 
     def _note_outputs(self, error: OutOfMemory, shape: Shape) -> None:
         """Say how to evaluate a batch of more outputs than the graphs of the fit have, or those that were planned under
-        the limit, as arenas and work memory may not hold them."""
+        the limit, as arenas, work memory and slots may not hold what they take."""
         if self.fit is not None:
             most = max(plan.graph.nodes[-1].ne[1] for plan in self.fit.plans)
             why, more = "the graphs of the placement have", ", and model_graphs(all_outputs=True) are graphs to place"
@@ -241,8 +241,8 @@ class Runner:
         else:
             return
         if shape.n_outputs > most:
-            error.add_note(f"the batch has {shape.n_outputs} outputs, {why} {most} at most: eval(last_only=True) computes "
-                           f"one output, load(n_batch=) bounds the tokens of a batch{more} for all outputs")
+            error.add_note(f"the batch has {shape.n_outputs} outputs, {why} {most} at most: eval(last_only=True) "
+                           f"computes one output, load(n_batch=) bounds the tokens of a batch{more} for all outputs")
 
     def _reserve(self, shape: Shape) -> None:
         """Reserve memory and a plan for a shape.  OutOfMemory is ignored: smaller shapes may still fit."""

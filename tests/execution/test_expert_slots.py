@@ -121,7 +121,7 @@ def test_queued_computes_read_in_order():
 def test_more_experts_than_slots_are_an_error_that_says_how_many():
     with ExpertGraph(3) as graph:
         few, many = [[[0, 1], [1, 0]]] * 3, [[[0, 1], [2, 3]]] * 3
-        with pytest.raises(gs.BackendError, match="4 experts of bank 0 are used together, and there are 3 slots"):
+        with pytest.raises(gs.OutOfMemory, match="4 experts of bank 0 are used together, and there are 3 slots"):
             graph.compute(many)
         assert graph.compute(few) == expected([few])[0]
 

@@ -177,6 +177,22 @@ def test_a_system_without_slots_fetches_whole_tensors(path, monkeypatch):
         assert model.slots is None and model.residency.nbytes > 0
 
 
+def test_an_error_says_how_to_evaluate_a_batch_whose_last_layer_uses_more_experts_than_there_are_slots(tmp_path):
+    """For few outputs it computes with few tokens, which choose few experts."""
+    path, options = tmp_path / "model.gguf", {"n_ctx": 100, "n_batch": 64, "n_threads": 1}
+    path.write_bytes(random_llama(1, n_vocab=120, n_embd=128, n_layer=1, n_head=4, n_head_kv=2, n_ff=160, n_expert=8,
+                                  dtype="f16"))
+    with load(path, memory=1_150_000, **options) as model:
+        assert 4 <= model.slots.n_slots < 8
+        for _ in range(2):
+            with pytest.raises(gs.OutOfMemory, match="6 experts of bank 0 are used together") as raised:
+                model.eval(PROMPT)
+            assert raised.value.needed == 6 * model.slots.slot_nbytes > raised.value.available == model.slots.nbytes
+            assert any("the batch has 10 outputs, the limit leaves room for 2 at most" in note
+                       for note in raised.value.__notes__)
+        assert len(model.eval(PROMPT, last_only=True)) == 1
+
+
 def test_other_banks_have_slots_where_nodes_read_one_bank_otherwise(path, monkeypatch):
     """Layer 1 also computes its first expert for every token, as `gs.fit` sees it, too."""
 

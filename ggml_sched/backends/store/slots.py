@@ -161,7 +161,7 @@ class ExpertSlots:
 
     `banks` has for each bank its name and its weights, all of the same number of experts; the weights get their
     addresses here.  `policy` says which expert gives up its slot (`ggml_sched.experts`).  A compute that needs more
-    experts of a layer than there are slots fails with a BackendError.  Only one scheduler at a time may compute with
+    experts of a layer than there are slots fails with OutOfMemory.  Only one scheduler at a time may compute with
     these slots.  OutOfMemory if no addresses can be reserved, BackendError where the system cannot give memory back
     (`has_slots`).
     """
@@ -231,7 +231,9 @@ class ExpertSlots:
         try:
             missing = self._table.visit(bank.number, used)
         except ValueError as error:
-            raise BackendError(f"backend {self.store.name!r}: {bank.name}: {error}") from error
+            size = self.slot_nbytes
+            raise OutOfMemory(f"backend {self.store.name!r}: {bank.name}: {error}", self.home.name, len(used) * size,
+                              self.n_slots * size) from error
         for expert, gone in missing:
             if gone is not None:
                 self.banks[gone[0]].drop(gone[1])
