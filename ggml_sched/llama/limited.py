@@ -395,9 +395,9 @@ class _Limited:
             plans = self.plans(shapes, stored, windows) + self.shift_plans(stored, windows)
             self._check_others(plans)
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
-            beside = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
+            bare = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
-            left = {b: budgets[b] - beside[b] - choices[b].window for b in self.limits}
+            left = {b: budgets[b] - bare[b] - choices[b].window for b in self.limits}
             if min(left.values()) >= 0:
                 if slots is not None:
                     home, least = slots.home, slots
@@ -407,8 +407,8 @@ class _Limited:
                 return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans, slots)
             for b in self.limits:
                 if choices[b] == least_choice(uses[b]) and left[b] < 0:
-                    raise self._refusal(b, uses[b], fixed[b], beside[b], slots)
-            others = {b: max(beside[b], others[b]) for b in self.limits}
+                    raise self._refusal(b, uses[b], fixed[b], bare[b], slots)
+            others = {b: max(bare[b], others[b]) for b in self.limits}
         b = min(self.limits, key=lambda b: left[b])
         raise self._refusal(b, uses[b], fixed[b], others[b], slots)
 

@@ -69,14 +69,14 @@ class Fetched:
     parts: tuple[Part, ...]
     arenas: tuple[int, ...]
     """Bytes of each device's arena, of all models together."""
-    beside: Beside
+    host_arenas: HostArenas
 
     @property
     def seconds(self) -> float:
         return sum(part.trial.seconds for part in self.parts)
 
 
-class Beside(NamedTuple):
+class HostArenas(NamedTuple):
     """Bytes of the host's arenas, for each model: without its window, and of its store."""
 
     arenas: tuple[int, ...]
@@ -143,10 +143,10 @@ class Shares:
                 planned = self._planned(placement, ways, choices)
                 if planned is None:
                     break
-                beside = self._beside(planned, choices)
-                needs.append(Least(-self._left(ways, 0, beside, choices), sum(self._arenas(planned)),
+                host_arenas = self._host_arenas(planned, choices)
+                needs.append(Least(-self._left(ways, 0, host_arenas, choices), sum(self._arenas(planned)),
                                    any(way.slots for way in ways), any(choice.window for choice in choices)))
-                choices = self._least_choices(ways, beside)
+                choices = self._least_choices(ways, host_arenas)
                 if not self.turns:
                     break
         return min(needs, default=None)
@@ -163,8 +163,8 @@ class Shares:
     def with_more(self, found: Fetched) -> list[tuple[Choice, int]]:
         """For each model what it would fetch with 1 GiB more on the host, and the number of its slots."""
         ways, budget = [part.way for part in found.parts], self.devices[-1].budget + GIB
-        choices = self._choices(ways, budget, found.beside, _computing([part.trial for part in found.parts]))
-        return [*zip(choices, self._n_slots(ways, self._left(ways, budget, found.beside, choices)), strict=True)]
+        choices = self._choices(ways, budget, found.host_arenas, _computing([part.trial for part in found.parts]))
+        return [*zip(choices, self._n_slots(ways, self._left(ways, budget, found.host_arenas, choices)), strict=True)]
 
     def _all(self, placement: Placement) -> Placement:
         residents, nodes = placement
@@ -182,19 +182,19 @@ class Shares:
         budget, best = self.devices[-1].budget, None
         choices = self._least_choices(ways, None)
         tried: set[tuple[Choice, ...]] = set()
-        # Beside the window an arena is a little larger or smaller with other weights in the store.
+        # HostArenas the window an arena is a little larger or smaller with other weights in the store.
         for _ in range(ROUNDS):
             tried.add(choices)
             planned = self._planned(placement, ways, choices)
             if planned is None:
                 return best
-            beside = self._beside(planned, choices)
-            trials = self._priced(ways, planned, self._n_slots(ways, self._left(ways, budget, beside, choices)))
+            host_arenas = self._host_arenas(planned, choices)
+            trials = self._priced(ways, planned, self._n_slots(ways, self._left(ways, budget, host_arenas, choices)))
             found = self._joined(placement, ways, choices, planned, trials)
             if found is not None and best is not None and found.seconds >= best.seconds:
                 return best
             best = found or best
-            choices = self._choices(ways, budget, beside, _computing(trials))
+            choices = self._choices(ways, budget, host_arenas, _computing(trials))
             if choices in tried:
                 return best
         return best
@@ -226,7 +226,7 @@ class Shares:
         for at, nodes, way, choice, trial in zip(*placement, ways, choices, trials, strict=True):
             share = trial.residents[-1] + trial.arenas[-1] + left // len(trials)
             parts.append(Part(trial, at, nodes, way, choice, share))
-        return Fetched(tuple(parts), tuple(arenas), self._beside(planned, choices))
+        return Fetched(tuple(parts), tuple(arenas), self._host_arenas(planned, choices))
 
     # -- bytes of the host ------------------------------------------------------------------
 
@@ -237,19 +237,19 @@ class Shares:
         arenas[-1] += sum(of.store for of in planned)
         return arenas
 
-    def _beside(self, planned: Sequence[Planned], choices: Sequence[Choice]) -> Beside:
-        return Beside(tuple(of.arenas[-1] - choice.window for of, choice in zip(planned, choices, strict=True)),
+    def _host_arenas(self, planned: Sequence[Planned], choices: Sequence[Choice]) -> HostArenas:
+        return HostArenas(tuple(of.arenas[-1] - choice.window for of, choice in zip(planned, choices, strict=True)),
                       tuple(of.store for of in planned))
 
-    def _arena(self, beside: Beside, choices: Sequence[Choice]) -> int:
+    def _arena(self, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
         """Bytes of the host's arena with the windows of these choices."""
-        sizes = [size + choice.window for size, choice in zip(beside.arenas, choices, strict=True)]
-        return (max(sizes) if self.turns else sum(sizes)) + sum(beside.stores)
+        sizes = [size + choice.window for size, choice in zip(host_arenas.arenas, choices, strict=True)]
+        return (max(sizes) if self.turns else sum(sizes)) + sum(host_arenas.stores)
 
-    def _left(self, ways: Sequence[Way], budget: int, beside: Beside, choices: Sequence[Choice]) -> int:
+    def _left(self, ways: Sequence[Way], budget: int, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
         """The bytes that are left beside the fewest slots; below 0 where they are exceeded."""
         held = sum(way.fixed + choice.resident for way, choice in zip(ways, choices, strict=True))
-        return budget - held - self._arena(beside, choices)
+        return budget - held - self._arena(host_arenas, choices)
 
     def _n_slots(self, ways: Sequence[Way], left: int) -> list[int]:
         """The number of slots of each model, where all else leaves so many bytes.  What is expected to be read falls by
@@ -275,26 +275,26 @@ class Shares:
 
     # -- which weights stay -----------------------------------------------------------------
 
-    def _frees(self, beside: Beside | None) -> list[int]:
+    def _frees(self, host_arenas: HostArenas | None) -> list[int]:
         """For each model the bytes of a window that are in the arena of another model anyway."""
-        if not self.turns or beside is None:
+        if not self.turns or host_arenas is None:
             return [0] * len(self.parts)
-        return [max(beside.arenas) - size for size in beside.arenas]
+        return [max(host_arenas.arenas) - size for size in host_arenas.arenas]
 
-    def _least_choices(self, ways: Sequence[Way], beside: Beside | None) -> tuple[Choice, ...]:
-        """The choices that take the fewest bytes; `beside`: None, if it is not known yet."""
-        frees = self._frees(beside)
+    def _least_choices(self, ways: Sequence[Way], host_arenas: HostArenas | None) -> tuple[Choice, ...]:
+        """The choices that take the fewest bytes; `host_arenas`: None, if they are not known yet."""
+        frees = self._frees(host_arenas)
         alone = _least(ways, frees)
         found = [alone, *(_least(ways, [free + wider for free in frees]) for wider in self._wider(alone, frees))]
         return min(found, key=partial(self._taken, frees))
 
-    def _choices(self, ways: Sequence[Way], budget: int, beside: Beside,
+    def _choices(self, ways: Sequence[Way], budget: int, host_arenas: HostArenas,
                  computing: Sequence[Sequence[float]]) -> tuple[Choice, ...]:
         """The choices that take about the least time within a budget, or those that take the fewest bytes."""
-        frees = self._frees(beside)
-        arena = max(beside.arenas) if self.turns else sum(beside.arenas)
-        room = budget - sum(way.fixed for way in ways) - sum(beside.stores) - arena
-        least = self._least_choices(ways, beside)
+        frees = self._frees(host_arenas)
+        arena = max(host_arenas.arenas) if self.turns else sum(host_arenas.arenas)
+        room = budget - sum(way.fixed for way in ways) - sum(host_arenas.stores) - arena
+        least = self._least_choices(ways, host_arenas)
         found: list[tuple[float, tuple[Choice, ...]]] = []
         tried: set[int] = set()
         left = [0]
