@@ -278,10 +278,23 @@ class _Limited:
         """The most bytes of arena and work memory that one of these plans takes on a backend; on `host` plus those that
         the store needs."""
         k, s = self.order.index(backend), self.order.index(self.store)
-        most = max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
-        if backend is self.host:
-            most += max(plan.buffer_sizes[s] for plan in plans) + max(plan.work_sizes[s] for plan in plans)
-        return most
+        return _arena(plans, k) + (_store(plans, s) if backend is self.host else 0)
+
+    def counted(self, plans: Sequence[Plan], backend: Backend) -> int:
+        """`arenas`, but on `host` no less than the placement has for each part: other models that take turns have their
+        part of what it has beside these."""
+        if self.fit is None or backend is not self.host:
+            return self.arenas(plans, backend)
+        k, s = self.order.index(backend), self.order.index(self.store)
+        arena, _, store = self._of_fit
+        return max(_arena(plans, k), arena) + max(_store(plans, s), store)
+
+    @cached_property
+    def _of_fit(self) -> tuple[int, int, int]:
+        """The bytes of the host's arena, of work memory of its kernels and of the store in the placement."""
+        assert self.fit is not None
+        arena, store = _arena(self.fit.plans, len(self.fit.devices)), _store(self.fit.plans, 0)
+        return arena, self.fit.arenas[-1] - arena - store, store
 
     def work(self, shapes: Sequence[Shape], backend: Backend) -> int:
         """The most bytes of host memory that the kernels of a backend take besides buffers, for graphs of these shapes
@@ -289,7 +302,8 @@ class _Limited:
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
         graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + ([] if self.shift is None else [self.shift])
-        return max(backend.host_work(graph.nodes) for graph in graphs)
+        most = max(backend.host_work(graph.nodes) for graph in graphs)
+        return most if self.fit is None or backend is not self.host else max(most, self._of_fit[1])
 
     def is_small(self, shape: Shape, part: int) -> bool:
         """Whether a graph of this shape, without fetched weights, has arenas of at most 1 / `part` of each limit."""
@@ -395,7 +409,7 @@ class _Limited:
             plans = self.plans(shapes, stored, windows) + self.shift_plans(stored, windows)
             self._check_others(plans)
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
-            bare = {b: self.arenas(plans, b) - choices[b].window for b in self.limits}
+            bare = {b: self.counted(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
             left = {b: budgets[b] - bare[b] - choices[b].window for b in self.limits}
             if min(left.values()) >= 0:
@@ -440,8 +454,7 @@ class _Limited:
         """
         if stored or slots is not None:
             s = self.order.index(self.store)
-            budgets[self.store] = (max(plan.buffer_sizes[s] for plan in plans)
-                                   + max(plan.work_sizes[s] for plan in plans))
+            budgets[self.store] = _store(plans, s)
             if self.host is not None:
                 budgets[self.host] -= budgets[self.store]
         names = [name for name in stored if name not in {use.name for choice in chosen.values()
@@ -467,6 +480,17 @@ class _Limited:
             f"{total:,} bytes of weights are fetched: {fixed:,} for the cache of {self.cache.n_ctx} tokens, {arenas:,} "
             f"for arenas and work memory, {experts}the rest for a window of weights; a smaller n_ctx or n_batch needs "
             "less", backend.name, least, limit)
+
+
+def _arena(plans: Sequence[Plan], k: int) -> int:
+    """The most bytes of arena and work memory that one of these plans takes on its backend number k."""
+    return max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
+
+
+def _store(plans: Sequence[Plan], k: int) -> int:
+    """The bytes of host memory that these plans take for the store, their backend number k: its arena and work memory
+    need not be largest in the same plan."""
+    return max(plan.buffer_sizes[k] for plan in plans) + max(plan.work_sizes[k] for plan in plans)
 
 
 def assigned(graph: Graph, homes: Mapping[str, Backend]) -> list[tuple[Tensor, Backend]]:

@@ -112,7 +112,9 @@ class Planned:
     held: tuple[int, ...]
     """Bytes of weights and caches on each device, without slots."""
     arenas: tuple[int, ...]
-    """Bytes of each device's arena and of the work memory of its kernels, without those of the store."""
+    """Bytes of each device's arena and of the work memory there, without those of the store."""
+    work: int
+    """Bytes of the host that its kernels take besides buffers."""
     store: int
     """Bytes of the host that the store takes, to read rows."""
     assigned: bool
@@ -120,7 +122,7 @@ class Planned:
     @property
     def on_host(self) -> int:
         """Bytes of the host, without slots."""
-        return self.held[-1] + self.arenas[-1] + self.store
+        return self.held[-1] + self.arenas[-1] + self.work + self.store
 
 
 class Fetches:
@@ -281,15 +283,15 @@ class Fetches:
             return None
         sizes = [[plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans] for k in range(n + 1)]
         arenas = [max(of) for of in sizes[1:]]
-        arenas[self.host] += max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
+        work = max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
         # The store's arena and work memory need not be largest for the same graph: load gives it both.
         store = max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
-        return Planned(tuple(plans), tuple(held), tuple(arenas), store, nodes is not None)
+        return Planned(tuple(plans), tuple(held), tuple(arenas), work, store, nodes is not None)
 
     def priced(self, planned: Planned, way: Way, n_slots: int) -> Trial:
         """The trial of these plans with so many slots for experts."""
         model, held, arenas = self.model, [*planned.held], [*planned.arenas]
-        arenas[self.host] += planned.store
+        arenas[self.host] += planned.work + planned.store
         if way.slots is not None:
             way.slots.n_slots = n_slots         # the pricer counts the experts that are in none
             held[self.host] += way.slots.nbytes

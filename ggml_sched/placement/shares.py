@@ -2,8 +2,8 @@
 
 A share holds the weights that stay, slots for experts, caches, and the arena with the window.  It is divided by what a
 byte is worth: estimated seconds of all models are compared while bytes go from one model to another.  Of models that
-take turns the arenas, with the windows, are one memory, as large as the largest; what a store needs to read rows is
-each model's own.  One model has all of the host.
+take turns the arenas, with the windows, are one memory, as large as the largest, and so is the work memory of kernels;
+what a store needs to read rows is each model's own.  One model has all of the host.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ class Fetched:
 
 
 class HostArenas(NamedTuple):
-    """Bytes of the host's arenas, for each model: without its window, and of its store."""
+    """Bytes of the host's arenas, for each model: without its window, of work memory of kernels, and of its store."""
 
     arenas: tuple[int, ...]
+    works: tuple[int, ...]
     stores: tuple[int, ...]
 
 
@@ -232,19 +233,22 @@ class Shares:
 
     def _arenas(self, planned: Sequence[Planned]) -> list[int]:
         """Bytes of each device's arena, of all models together."""
-        join = max if self.turns else sum
-        arenas = [join(of) for of in zip(*(of.arenas for of in planned), strict=True)]
-        arenas[-1] += sum(of.store for of in planned)
+        arenas = [self._join(of) for of in zip(*(of.arenas for of in planned), strict=True)]
+        arenas[-1] += self._join([of.work for of in planned]) + sum(of.store for of in planned)
         return arenas
+
+    def _join(self, sizes: Sequence[int]) -> int:
+        """Bytes of memory that models in turns share, and others have each its own."""
+        return max(sizes) if self.turns else sum(sizes)
 
     def _host_arenas(self, planned: Sequence[Planned], choices: Sequence[Choice]) -> HostArenas:
         return HostArenas(tuple(of.arenas[-1] - choice.window for of, choice in zip(planned, choices, strict=True)),
-                      tuple(of.store for of in planned))
+                          tuple(of.work for of in planned), tuple(of.store for of in planned))
 
     def _arena(self, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
         """Bytes of the host's arena with the windows of these choices."""
         sizes = [size + choice.window for size, choice in zip(host_arenas.arenas, choices, strict=True)]
-        return (max(sizes) if self.turns else sum(sizes)) + sum(host_arenas.stores)
+        return self._join(sizes) + self._join(host_arenas.works) + sum(host_arenas.stores)
 
     def _left(self, ways: Sequence[Way], budget: int, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
         """The bytes that are left beside the fewest slots; below 0 where they are exceeded."""
@@ -292,8 +296,8 @@ class Shares:
                  computing: Sequence[Sequence[float]]) -> tuple[Choice, ...]:
         """The choices that take about the least time within a budget, or those that take the fewest bytes."""
         frees = self._frees(host_arenas)
-        arena = max(host_arenas.arenas) if self.turns else sum(host_arenas.arenas)
-        room = budget - sum(way.fixed for way in ways) - sum(host_arenas.stores) - arena
+        arena = self._join(host_arenas.arenas) + self._join(host_arenas.works) + sum(host_arenas.stores)
+        room = budget - sum(way.fixed for way in ways) - arena
         least = self._least_choices(ways, host_arenas)
         found: list[tuple[float, tuple[Choice, ...]]] = []
         tried: set[int] = set()

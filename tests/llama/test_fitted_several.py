@@ -96,6 +96,47 @@ def test_models_run_within_their_shares_with_the_same_bits(tmp_path: Path, turns
         assert memory * 0.85 <= held(models, host, arenas) <= memory
 
 
+@pytest.mark.parametrize("memory", [2_800_000, 3_600_000])
+@pytest.mark.skipif(not has_slots(), reason="no slots")
+def test_whole_experts_of_a_model_in_turns_keep_the_joint_budget(tmp_path: Path, memory: int) -> None:
+    """A model whose batches are smaller than those of its fit needs less of the arena than it has; what another model
+    has there anyway is no room for weights."""
+    kinds = ({**EXPERTS, "n_vocab": 1500, "n_ff": 32, "n_expert": 16}, {**DENSE, "n_vocab": 1500})
+    paths, tokens = files(tmp_path, kinds), [*range(1, 65)]
+    with gs.CpuBackend(1, name="CPU") as host, gs.Arenas("wait") as arenas, ExitStack() as stack:
+        given = gs.Device("CPU", memory, 1e10, 1e11, host=True, backend=host, fetch=DISK)
+        graphs = [llama.model_graphs(path, 64, 64, kv_type="f16", all_outputs=True, backends=[host]) for path in paths]
+        fit = gs.fit(graphs, [given], turns=True)
+        assert fit.fetchings[0].slots is not None
+        models = [stack.enter_context(llama.load(path, [host], n_batch=n, place=fit.model(k), arenas=arenas,
+                                                 experts="whole")) for k, (path, n) in enumerate(zip(
+                                                     paths, (1, 64), strict=True))]
+        assert models[0].slots is None and models[0].residency.nbytes > 0
+        for _ in range(2):
+            for model in models:
+                model.reset()
+                model.eval(tokens)
+                assert held(models, host, arenas) <= memory
+
+
+@pytest.mark.skipif(not has_slots(), reason="no slots")
+def test_models_in_turns_count_the_largest_arena_and_the_largest_work_memory(tmp_path: Path) -> None:
+    """They can be those of two models: here of one that fetches to a window, and of one with a longer prompt."""
+    paths = files(tmp_path, (EXPERTS, DENSE))
+    with gs.CpuBackend(1, name="CPU") as host:
+        graphs = [llama.model_graphs(path, 64, n, kv_type="f16", backends=[host])
+                  for path, n in zip(paths, (8, 1), strict=True)]
+        fit = gs.fit(graphs, [gs.Device("CPU", 2_000_000, 1e10, 1e11, host=True, backend=host, fetch=DISK)], turns=True)
+        arenas, works, stores = [], [], []
+        for k, of in enumerate(graphs):
+            plans = fit.model(k).plans
+            arenas.append(max(plan.buffer_sizes[1] for plan in plans))
+            works.append(max(host.host_work(graph.nodes) for graph in of))
+            stores.append(max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans))
+        assert arenas[0] < arenas[1] and works[0] > works[1]
+        assert fit.arenas[-1] == max(arenas) + max(works) + sum(stores)
+
+
 @pytest.mark.skipif(not has_slots(), reason="no slots")
 def test_memory_that_a_model_does_not_need_is_left_to_the_others(tmp_path: Path) -> None:
     """The arena of models in turns is one memory: a smaller one of this model leaves none for its slots."""
