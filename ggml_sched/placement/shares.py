@@ -289,7 +289,8 @@ class Shares:
         """The choices that take the fewest bytes; `host_arenas`: None, if they are not known yet."""
         frees = self._frees(host_arenas)
         alone = _least(ways, frees)
-        found = [alone, *(_least(ways, [free + wider for free in frees]) for wider in self._wider(alone, frees))]
+        wider = sorted(self._wider(alone, frees).union(self._single(ways, frees)))
+        found = [alone, *(_least(ways, [free + more for free in frees]) for more in wider)]
         return min(found, key=partial(self._taken, frees))
 
     def _choices(self, ways: Sequence[Way], budget: int, host_arenas: HostArenas,
@@ -301,7 +302,7 @@ class Shares:
         least = self._least_choices(ways, host_arenas)
         found: list[tuple[float, tuple[Choice, ...]]] = []
         tried: set[int] = set()
-        left = [0]
+        left = [0, *self._single(ways, frees)]
         while left and len(tried) < MOST_WINDOWS:
             wider = left.pop(0)
             tried.add(wider)
@@ -315,6 +316,12 @@ class Shares:
         choices.  What is narrower leaves more for weights that stay, so that each is tried."""
         windows = zip(choices, frees, strict=True) if self.turns else ()
         return {choice.window - free for choice, free in windows if choice.window > free}
+
+    def _single(self, ways: Sequence[Way], frees: Sequence[int]) -> list[int]:
+        """By how many bytes more than is free models in turns may have a window together: as much as a weight takes, of
+        a model that fetches no other of this size or larger."""
+        pairs = zip(ways, frees, strict=True) if self.turns else ()
+        return sorted({use.fetched - free for way, free in pairs for use in way.uses if use.fetched > free})
 
     def _taken(self, frees: Sequence[int], choices: Sequence[Choice]) -> int:
         """Bytes that choices take beside arenas without windows."""

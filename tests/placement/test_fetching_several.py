@@ -206,6 +206,19 @@ def test_models_in_turns_share_a_window_no_wider_than_pays(seeds: tuple[int, int
     assert fit.seconds <= shared(graphs, device) * 1.06
 
 
+@pytest.mark.parametrize(("seeds", "widths", "part", "speed"), [
+    ((12, 42), (64, 256), 0.8473594410046452, 3e7), ((34, 37), (256, 64), 0.9088615709233233, 3e8),
+    ((28, 46), (64, 64), 0.585520686698014, 3e8)])
+def test_models_in_turns_may_have_a_window_of_one_weight(seeds: tuple[int, int], widths: tuple[int, int], part: float,
+                                                         speed: float) -> None:
+    """Each model fetches a single weight, or the largest one and small ones; the last case fits no other way."""
+    graphs = [dense(seed, width=width) for seed, width in zip(seeds, widths, strict=True)]
+    device = host(int(part * sum(sum(sized(graph).values()) for graph in graphs)), speed)
+    fit = gs.fit([[graph] for graph in graphs], [device], LINK, turns=True)
+    checked(fit)
+    assert fit.seconds <= shared(graphs, device) * 1.06
+
+
 # -- the parts ------------------------------------------------------------------------------------
 
 
