@@ -144,7 +144,7 @@ class Case:
     def __init__(self, stack: ExitStack, args: argparse.Namespace, path: Path, mapped: Path, part: float) -> None:
         self.part, self.limit = part, int(path.stat().st_size * part)
         self.missing = self.window = 0
-        self.readings: dict[int, list[float]] = {1: [], 2: []}
+        self.readings: dict[int, list[float]] = {1: [], 2: [], 4: []}
         groups = [stack.enter_context(memory_group(self.limit)) for _ in range(2)]
         self.refused, self.ours = "", None
         self.theirs: Worker | None = None
@@ -171,7 +171,7 @@ class Case:
 
     @property
     def reading(self) -> float:
-        """Seconds to read what the limit leaves no room for, by one read at a time or two, whichever is faster."""
+        """Seconds to read what the limit leaves no room for, by one read at a time, two or four, whichever is faster."""
         return min(map(median, self.readings.values()))
 
     def bound(self, compute: float) -> float:

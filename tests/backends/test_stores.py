@@ -430,7 +430,7 @@ def test_threads_start_with_the_first_fetch_and_end_with_the_store(data, table, 
     case = Case(gs.FileStore("disk"), data, table, path)
     assert names() == before
     case.run()
-    assert sorted(names()) == sorted([*before, *["ggml-sched disk"] * 2])
+    assert sorted(names()) == sorted([*before, *["ggml-sched disk"] * 4])
     case.close()
     assert names() == before
     with pytest.raises(gs.BackendError, match="'disk' is closed"):

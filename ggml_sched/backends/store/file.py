@@ -48,8 +48,9 @@ class FileStore(Store):
     False: never; None: where the file system allows it.  `rows` and `memory`: see `Store`.
     """
 
-    n_readers = 2
-    """Two threads read, so that a disk gets its next read before it has finished the last one, and is never idle."""
+    n_readers = 4
+    """Four threads read, so that a disk gets its next read before it has finished the last one, and is never idle: also
+    while kernels, which evict the memory of fetches from the caches, make single reads slow."""
 
     def __init__(self, name: str = "file", rows: HostBackend | None = None, memory: int | None = None,
                  direct: bool | None = None) -> None:
