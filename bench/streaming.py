@@ -171,7 +171,7 @@ class Case:
 
     @property
     def reading(self) -> float:
-        """Seconds to read what the limit leaves no room for, by one read at a time, two or four, whichever is faster."""
+        """Seconds to read what the limit leaves no room for, with 1, 2 or 4 reads at a time, whichever is faster."""
         return min(map(median, self.readings.values()))
 
     def bound(self, compute: float) -> float:
