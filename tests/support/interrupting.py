@@ -1,6 +1,7 @@
 """Interrupts a call by SIGINT before a chosen bytecode instruction of the package's Python code."""
 
 import _thread
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -82,9 +83,11 @@ _COUNT = _Monitor if sys.version_info >= (3, 12) else _Tracer
 
 def interrupted(call: Callable[[], object], at: int, home: str = HOME) -> str | None:
     """Make the call and interrupt it at its `at`-th instruction in files with `home` in their name; returns the
-    location, or None if the call ended before."""
-    count = _COUNT(at, home)
+    location, or None if the call ended before.  Garbage is not collected meanwhile: in a finalizer of an object of
+    another test the interrupt would be lost."""
+    count, collects = _COUNT(at, home), gc.isenabled()
     try:
+        gc.disable()
         count.start()
         call()
         _thread.get_ident()     # a call, so a signal still pending is handled here
@@ -92,4 +95,6 @@ def interrupted(call: Callable[[], object], at: int, home: str = HOME) -> str | 
         pass
     finally:
         count.stop()
+        if collects:
+            gc.enable()
     return count.where or None
