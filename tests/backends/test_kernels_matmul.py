@@ -6,6 +6,7 @@ and 3 threads.
 """
 
 import ctypes
+import itertools
 import mmap
 import sys
 from functools import cache, partial
@@ -121,14 +122,14 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
 @pytest.mark.parametrize("n", [1, 3, 7, 9, 13])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
-    """The weights begin, or end, where memory begins or ends that may be read."""
+    """The weights begin, or end, where memory begins or ends that may be read; of 21 rows a vector has 16, or fewer."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
     reached = np.frombuffer(mmap.mmap(-1, page), np.int64)      # written by the child
 
     def products() -> None:
-        for blocks in (1, 3, 4, 5, 7, 11):
+        for blocks, m in itertools.product((1, 3, 4, 5, 7, 11), (5, 21)):
             ctx, k = gs.Context(), blocks * block_size(type) if type in BLOCKS else 15 * blocks
-            a, b = ctx.tensor(type, (k, 5)), ctx.tensor("f32", (k, n))
+            a, b = ctx.tensor(type, (k, m)), ctx.tensor("f32", (k, n))
             out = ctx.mul_mat(a, b)
             size = -(-a.nbytes // page) * page
             memory = np.frombuffer(mmap.mmap(-1, size + 2 * page), np.uint8)
@@ -139,12 +140,12 @@ def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
                     gs.bind_resident(a, backend.buffer_from_ptr(memory[page:page + size]), offset)
                     for tensor in (b, out):
                         gs.bind_resident(tensor, backend.alloc_buffer(tensor.nbytes), 0)
-                    a.set(weights(type, 5, k)[0])
+                    a.set(weights(type, m, k)[0])
                     b.set(normal(n, k))
-                    reached[:2] = blocks, offset
+                    reached[:3] = blocks, m, offset
                     backend.graph_compute(gs.Graph(out))
 
-    assert in_child(products) == 0, f"{reached[0]} blocks at {reached[1]} bytes"
+    assert in_child(products) == 0, f"{reached[0]} blocks, {reached[1]} rows at {reached[2]} bytes"
 
 
 @cache  # every instruction set has the same products
@@ -248,6 +249,10 @@ def test_tokens_meet_the_experts_that_they_chose(ctx, kernels, type, n_used, slo
             assert_product(got[token, used], w[names[token, used]], y[token, used % slots])
 
 
+SCALES = {"q2_K": 80, "q3_K": 108, "q6_K": 208}
+"""At which byte of a block its scale (f16) is, where a block does not begin with it."""
+
+
 @pytest.mark.spread("type isa", "type wrong", "type n", "n isa")
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 @pytest.mark.parametrize("n", [1, 3, 7, 13])
@@ -260,16 +265,16 @@ def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
     got = run(type, held, (k, m), x).reshape(n, m)
     assert not np.isfinite(got[n - 1]).any()
     assert np.isfinite(got[:n - 1]).all()
-    if type in ("q4_0", "q8_0", "q5_1"):  # a scale, which is the first f16 of a block
-        held = held.copy()
-        held.reshape(m, -1)[3, :2] = np.float16([wrong]).view(np.uint8)
+    if type in BLOCKS and type != "mxfp4":
+        held, at = held.copy(), SCALES.get(type, 0)
+        held.reshape(m, -1)[3, at:at + 2] = np.float16([wrong]).view(np.uint8)
         got = run(type, held, (k, m), normal(n, k)).reshape(n, m)
         assert not np.isfinite(got[:, 3]).any()
         assert np.isfinite(np.delete(got, 3, 1)).all()
 
 
 @pytest.mark.spread("size isa", "size type", "size n", "type isa", "n isa")
-@pytest.mark.parametrize("type", ["q8_0", "q4_1", "q3_K", "q4_K", "q6_K"])
+@pytest.mark.parametrize("type", ["q8_0", "q4_1", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_xs"])
 @pytest.mark.parametrize("n", [1, 3, 13])
 @pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30, 1e35])
 def test_activations_of_any_size(isa, type, n, size):
