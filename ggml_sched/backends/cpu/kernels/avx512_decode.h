@@ -15,13 +15,6 @@ INLINE __m512i wide_bytes(int value) {
     return _mm512_set1_epi8((char)value);
 }
 
-INLINE __m512i two_nibbles(const uint8_t *a, const uint8_t *b) {
-    __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)a));
-    __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)b));
-    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-    return _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), wide_bytes(15));
-}
-
 /* n * size bytes at p, at most 64 of them; the rest of the vector is zeros, or bytes that follow. */
 INLINE __m512i first_bytes(const uint8_t *p, const int size, const int n) {
     return n <= 0 ? _mm512_setzero_si512() : n * size >= 64 ? _mm512_loadu_si512(p)
@@ -119,7 +112,6 @@ INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
         v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
         return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
                                                          : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
-    case GS_TYPE_IQ4_XS: return wide_levels(two_nibbles(p + 8 + 16 * j, p + 24 + 16 * j), gs_iq4_levels, 128);
     default: return _mm512_xor_si512(two(p + j * 34 + 2, p + (j + 1) * 34 + 2), wide_bytes(128));
     }
 }
