@@ -183,7 +183,7 @@ class Shares:
         budget, best = self.devices[-1].budget, None
         choices = self._least_choices(ways, None)
         tried: set[tuple[Choice, ...]] = set()
-        # HostArenas the window an arena is a little larger or smaller with other weights in the store.
+        # Without its window an arena is a little larger or smaller with other weights in the store.
         for _ in range(ROUNDS):
             tried.add(choices)
             planned = self._planned(placement, ways, choices)
