@@ -120,6 +120,29 @@ def test_whole_experts_of_a_model_in_turns_keep_the_joint_budget(tmp_path: Path,
 
 
 @pytest.mark.skipif(not has_slots(), reason="no slots")
+def test_a_model_leaves_the_other_models_each_part_of_its_placement_that_it_does_not_need(tmp_path: Path) -> None:
+    """With batches of one token its arena, work memory and store are smaller than in its placement.  It keeps the
+    placement's choice, and all experts, in a share that holds them beside what the placement has, and in no smaller."""
+    paths = files(tmp_path, ({**EXPERTS, "n_vocab": 1500, "n_ff": 32, "n_expert": 16}, {**DENSE, "n_vocab": 1500}))
+    with gs.CpuBackend(1, name="CPU") as host:
+        given = gs.Device("CPU", 2_800_000, 1e10, 1e11, host=True, backend=host, fetch=DISK)
+        fit = gs.fit([llama.model_graphs(path, 64, 64, kv_type="f16", all_outputs=True, backends=[host])
+                      for path in paths], [given], turns=True, within=0.1)
+        found, other = fit.fetchings
+
+        def loaded(share: int) -> Model:
+            part = dataclasses.replace(fit, fetchings=(dataclasses.replace(found, share=share), other)).model(0)
+            return llama.load(paths[0], [host], n_batch=1, place=part, experts="whole")
+
+        with loaded(2_700_000) as model:
+            assert model.residency.fetched == found.names
+            least = model.residency.resident + model.memory()[host].cache + fit.model(0).arenas[-1]
+        for less in 0, 1:
+            with loaded(least - less) as model:
+                assert (model.residency.fetched == found.names) == (less == 0)
+
+
+@pytest.mark.skipif(not has_slots(), reason="no slots")
 def test_models_in_turns_count_the_largest_arena_and_the_largest_work_memory(tmp_path: Path) -> None:
     """They can be those of two models: here of one that fetches to a window, and of one with a longer prompt."""
     paths = files(tmp_path, (EXPERTS, DENSE))
