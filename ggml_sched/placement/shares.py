@@ -302,9 +302,12 @@ class Shares:
         least = self._least_choices(ways, host_arenas)
         found: list[tuple[float, tuple[Choice, ...]]] = []
         tried: set[int] = set()
-        left = [0, *self._single(ways, frees)]
-        while left and len(tried) < MOST_WINDOWS:
-            wider = left.pop(0)
+        left, single = [0], self._single(ways, frees)
+        while (left or single) and len(tried) < MOST_WINDOWS:
+            # Models can have weights of many sizes: windows of two weights, which most choices need, come first.
+            wider = (left or single).pop(0)
+            if wider in tried:
+                continue
             tried.add(wider)
             one = self._divided(ways, room - wider, [free + wider for free in frees], computing)
             found += [] if one is None else [one]

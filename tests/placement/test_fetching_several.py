@@ -22,7 +22,7 @@ from ggml_sched.placement.devices import Links
 from ggml_sched.placement.fetching import Fetches
 from ggml_sched.placement.leastfetches import Costs, LeastFetches
 from ggml_sched.placement.residency import Use, choose, chosen, least_choice
-from ggml_sched.placement.shares import exchanged
+from ggml_sched.placement.shares import Shares, exchanged
 from ggml_sched.placement.trials import Trials
 
 needs_slots = pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
@@ -217,6 +217,18 @@ def test_models_in_turns_may_have_a_window_of_one_weight(seeds: tuple[int, int],
     fit = gs.fit([[graph] for graph in graphs], [device], LINK, turns=True)
     checked(fit)
     assert fit.seconds <= shared(graphs, device) * 1.06
+
+
+@pytest.mark.parametrize(("seeds", "widths", "part", "speed"), [
+    ((26, 10, 7), (256, 256, 64), 0.6011635160654986, 3e7), ((11, 1, 9), (128, 256, 64), 0.6411247137787328, 3e8)])
+def test_windows_of_one_weight_of_many_sizes_leave_windows_of_two_compared(
+        monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...], widths: tuple[int, ...], part: float,
+        speed: float) -> None:
+    graphs = [dense(seed, width=width) for seed, width in zip(seeds, widths, strict=True)]
+    device = host(int(part * sum(sum(sized(graph).values()) for graph in graphs)), speed)
+    fit = gs.fit([[graph] for graph in graphs], [device], LINK, turns=True)
+    monkeypatch.setattr(Shares, "_single", lambda self, ways, frees: [])
+    assert fit.seconds <= gs.fit([[graph] for graph in graphs], [device], LINK, turns=True).seconds * 1.01
 
 
 # -- the parts ------------------------------------------------------------------------------------
