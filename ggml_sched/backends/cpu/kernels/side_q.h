@@ -111,11 +111,22 @@ INLINE void scales_of_step(const int type, const side_rows *p, const int j, cons
 
 /* -- products ------------------------------------------------------------------------------------------------------ */
 
-/* Multiplies with all columns of a group, of which there are at most N: more than N - 2, so that those beyond the last,
- * which repeat the last one and are not stored, are few. */
+/* The most columns: with AVX2 fewer for types with 256 elements in a block, whose eight steps are separate code. */
+INLINE int most_columns(const int type) {
+    return units_of(type) == 8 && !WIDE ? 8 : GS_SIDE_Q;
+}
+
+/* Whether a function for N columns is compiled: for these types nine and ten columns are multiplied as twelve. */
+INLINE int is_compiled(const int type, const int N) {
+    return N <= most_columns(type) && (units_of(type) == 1 || N != 10);
+}
+
+/* Multiplies with all columns of a group, of which there are at most N, and few less: those beyond the last repeat it,
+ * and are not stored. */
 INLINE void side_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                    int64_t row1) {
     const int units = units_of(type), size = bytes_of(type), halves = halves_of(type), part = SIDE * size / units;
+    const int beyond = N <= 4 ? 0 : is_compiled(type, N - 2) ? 1 : 3;       /* how many at most */
     const int64_t columns = N > 4 ? gs_columns_of(of, shared, group) : N;
     const int64_t width = gs_width_of(of, columns, 0), width_1 = N > GS_TILE_Q ? columns - width : 0;
     const gs_cell_q *tile = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
@@ -154,7 +165,7 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
                     const gs_cell_q *cell[TOGETHER];
                     UNROLL for (int i = 0; i < n; i++) {
                         const int c = first_c + i;
-                        const int64_t here = N % 2 == 0 && c == N - 1 ? columns - 1 : c;
+                        const int64_t here = c < N - beyond || c < columns ? c : columns - 1;
                         cell[i] = c < GS_TILE_Q ? y + here : y_1 + (here - GS_TILE_Q);
                     }
                     UNROLL for (int h = 0; h < halves; h++) {
@@ -181,30 +192,35 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
     }
 }
 
-/* The most columns: for types with 256 elements in a block, whose eight steps are separate code, fewer. */
-INLINE int most_columns(const int type) {
-    return units_of(type) == 8 ? 8 : GS_SIDE_Q;
-}
-
 static int32_t few_columns(const gs_block_kind *kind) {
     return most_columns(kind->type);
 }
 
-/* Seven columns take as long as eight would, and so on. */
-#define SIDE_Q(type, N) \
-    if (most_columns(type) >= N) \
-        side_q(type, N, of, shared, group, row0, row1)
+/* A function for each number of columns: compilers need longer for one with all of them.  Seven columns take as long
+ * as eight would, and so on. */
+#define SIDE_Q(TYPE, type, N) \
+    __attribute__((noinline)) static void side_##type##_##N(const gs_product *of, const char *shared, int64_t group, \
+                                                            int64_t row0, int64_t row1) { \
+        if (is_compiled(GS_TYPE_##TYPE, N)) \
+            side_q(GS_TYPE_##TYPE, N, of, shared, group, row0, row1); \
+    }
 #define FEW_Q(TYPE, type) \
+    SIDE_Q(TYPE, type, 2) SIDE_Q(TYPE, type, 3) SIDE_Q(TYPE, type, 4) SIDE_Q(TYPE, type, 6) SIDE_Q(TYPE, type, 8) \
+    SIDE_Q(TYPE, type, 10) SIDE_Q(TYPE, type, 12) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
         case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
-        case 2: SIDE_Q(GS_TYPE_##TYPE, 2); return; \
-        case 3: SIDE_Q(GS_TYPE_##TYPE, 3); return; \
-        case 4: SIDE_Q(GS_TYPE_##TYPE, 4); return; \
-        case 5: case 6: SIDE_Q(GS_TYPE_##TYPE, 6); return; \
-        case 7: case 8: SIDE_Q(GS_TYPE_##TYPE, 8); return; \
-        case 9: case 10: SIDE_Q(GS_TYPE_##TYPE, 10); return; \
-        default: SIDE_Q(GS_TYPE_##TYPE, 12); \
+        case 2: side_##type##_2(of, shared, group, row0, row1); return; \
+        case 3: side_##type##_3(of, shared, group, row0, row1); return; \
+        case 4: side_##type##_4(of, shared, group, row0, row1); return; \
+        case 5: case 6: side_##type##_6(of, shared, group, row0, row1); return; \
+        case 7: case 8: side_##type##_8(of, shared, group, row0, row1); return; \
+        case 9: case 10: \
+            if (is_compiled(GS_TYPE_##TYPE, 10)) { \
+                side_##type##_10(of, shared, group, row0, row1); \
+                return; \
+            } /* fallthrough */ \
+        default: side_##type##_12(of, shared, group, row0, row1); \
         } \
     }
 
