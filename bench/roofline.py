@@ -283,7 +283,8 @@ def rows_of(found: dict[tuple, Row], limits: dict[int, Limits], unit: str, other
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--formats", nargs="*", default=list(speed_files.FORMATS), choices=speed_files.FORMATS)
+    parser.add_argument("--formats", nargs="*", default=list(speed_files.FORMATS),
+                        choices=[*speed_files.FORMATS, *speed_files.OTHERS])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--depths", nargs="+", type=int, default=[32, 3500])
     parser.add_argument("--rounds", type=int, default=8)

@@ -17,11 +17,13 @@ import numpy as np
 from ggml_sched.llama import ModelNotInstalled, installed_model, random_llama
 from ggml_sched.llama.text.bpe import byte_letters
 
-__all__ = ["FORMATS", "N_VOCAB", "VOCABULARIES", "make", "make_vocabulary", "real"]
+__all__ = ["FORMATS", "N_VOCAB", "OTHERS", "VOCABULARIES", "make", "make_vocabulary", "real"]
 
 N_VOCAB = 32000
 FORMATS = {"f32": 0, "f16": 1, "q8_0": 7, "q4_0": 2, "q4_K": 14}
-"""llama.cpp's number (llama_ftype) for each format."""
+"""llama.cpp's number (llama_ftype) for each format of the tables."""
+OTHERS = {"q4_1": 3, "q5_0": 8, "q5_1": 9, "q2_K": 10, "q3_K": 11, "q5_K": 16, "q6_K": 18, "iq4_nl": 25, "iq4_xs": 30}
+"""The same for further formats that can be asked for."""
 
 
 def make(folder: Path, name: str) -> Path:
@@ -33,7 +35,7 @@ def make(folder: Path, name: str) -> Path:
             path.write_bytes(random_llama(n_vocab=N_VOCAB, n_embd=768, n_layer=12, n_head=12, n_head_kv=12, n_ff=2048,
                                           n_ctx=2048, extra={"tokenizer.ggml.model": "no_vocab"}))
         else:
-            quantise(make(folder, "f32"), path, FORMATS[name])
+            quantise(make(folder, "f32"), path, (FORMATS | OTHERS)[name])
     return path
 
 
