@@ -27,6 +27,7 @@ from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
 from ggml_sched.llama.residency import Residency
 from ggml_sched.llama.shift import build_shift
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
+from ggml_sched.placement.plan_bytes import arena_bytes, store_bytes
 from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice, most_whole_reads, reads_of
 from ggml_sched.threads.cached import cached_property
 
@@ -278,7 +279,7 @@ class _Limited:
         """The most bytes of arena and work memory that one of these plans takes on a backend; on `host` plus those that
         the store needs."""
         k, s = self.order.index(backend), self.order.index(self.store)
-        return _arena(plans, k) + (_store(plans, s) if backend is self.host else 0)
+        return arena_bytes(plans, k) + (store_bytes(plans, s) if backend is self.host else 0)
 
     def counted(self, plans: Sequence[Plan], backend: Backend) -> int:
         """`arenas`, but on `host` no less than the placement has for each part: other models that take turns have their
@@ -287,13 +288,13 @@ class _Limited:
             return self.arenas(plans, backend)
         k, s = self.order.index(backend), self.order.index(self.store)
         arena, _, store = self._of_fit
-        return max(_arena(plans, k), arena) + max(_store(plans, s), store)
+        return max(arena_bytes(plans, k), arena) + max(store_bytes(plans, s), store)
 
     @cached_property
     def _of_fit(self) -> tuple[int, int, int]:
         """The bytes of the host's arena, of work memory of its kernels and of the store in the placement."""
         assert self.fit is not None
-        arena, store = _arena(self.fit.plans, len(self.fit.devices)), _store(self.fit.plans, 0)
+        arena, store = arena_bytes(self.fit.plans, len(self.fit.devices)), store_bytes(self.fit.plans, 0)
         return arena, self.fit.arenas[-1] - arena - store, store
 
     def work(self, shapes: Sequence[Shape], backend: Backend) -> int:
@@ -454,7 +455,7 @@ class _Limited:
         """
         if stored or slots is not None:
             s = self.order.index(self.store)
-            budgets[self.store] = _store(plans, s)
+            budgets[self.store] = store_bytes(plans, s)
             if self.host is not None:
                 budgets[self.host] -= budgets[self.store]
         names = [name for name in stored if name not in {use.name for choice in chosen.values()
@@ -480,17 +481,6 @@ class _Limited:
             f"{total:,} bytes of weights are fetched: {fixed:,} for the cache of {self.cache.n_ctx} tokens, {arenas:,} "
             f"for arenas and work memory, {experts}the rest for a window of weights; a smaller n_ctx or n_batch needs "
             "less", backend.name, least, limit)
-
-
-def _arena(plans: Sequence[Plan], k: int) -> int:
-    """The most bytes of arena and work memory that one of these plans takes on its backend number k."""
-    return max(plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans)
-
-
-def _store(plans: Sequence[Plan], k: int) -> int:
-    """The bytes of host memory that these plans take for the store, their backend number k: its arena and work memory
-    need not be largest in the same plan."""
-    return max(plan.buffer_sizes[k] for plan in plans) + max(plan.work_sizes[k] for plan in plans)
 
 
 def assigned(graph: Graph, homes: Mapping[str, Backend]) -> list[tuple[Tensor, Backend]]:

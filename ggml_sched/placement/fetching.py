@@ -24,6 +24,7 @@ from ggml_sched.errors import PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, LinkLike, Links
 from ggml_sched.placement.facts import Facts, expected_reads
 from ggml_sched.placement.leastfetches import Costs, seconds_beside
+from ggml_sched.placement.plan_bytes import arena_bytes, store_bytes
 from ggml_sched.placement.pricing import Price, Pricer
 from ggml_sched.placement.residency import Choice, Read, Use, chosen, most_whole_reads, reads_of
 from ggml_sched.placement.slots import Bank, ByExpert, Slots, may_have_slots
@@ -281,12 +282,9 @@ class Fetches:
                      for g in range(len(model.graphs))]
         except (UnsupportedOp, PlacementError):
             return None
-        sizes = [[plan.buffer_sizes[k] + plan.work_sizes[k] for plan in plans] for k in range(n + 1)]
-        arenas = [max(of) for of in sizes[1:]]
+        arenas = tuple(arena_bytes(plans, k) for k in range(1, n + 1))
         work = max(model.backends[self.host].host_work(graph.nodes) for graph in model.graphs)
-        # The store's arena and work memory need not be largest for the same graph: load gives it both.
-        store = max(plan.buffer_sizes[0] for plan in plans) + max(plan.work_sizes[0] for plan in plans)
-        return Planned(tuple(plans), tuple(held), tuple(arenas), work, store, nodes is not None)
+        return Planned(tuple(plans), tuple(held), arenas, work, store_bytes(plans, 0), nodes is not None)
 
     def priced(self, planned: Planned, way: Way, n_slots: int) -> Trial:
         """The trial of these plans with so many slots for experts."""

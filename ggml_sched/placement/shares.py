@@ -245,15 +245,15 @@ class Shares:
         return HostArenas(tuple(of.arenas[-1] - choice.window for of, choice in zip(planned, choices, strict=True)),
                           tuple(of.work for of in planned), tuple(of.store for of in planned))
 
-    def _arena(self, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
-        """Bytes of the host's arena with the windows of these choices."""
-        sizes = [size + choice.window for size, choice in zip(host_arenas.arenas, choices, strict=True)]
+    def _arena(self, host_arenas: HostArenas, windows: Sequence[int]) -> int:
+        """Bytes of the host's arena with windows of these bytes."""
+        sizes = [size + window for size, window in zip(host_arenas.arenas, windows, strict=True)]
         return self._join(sizes) + self._join(host_arenas.works) + sum(host_arenas.stores)
 
     def _left(self, ways: Sequence[Way], budget: int, host_arenas: HostArenas, choices: Sequence[Choice]) -> int:
         """The bytes that are left beside the fewest slots; below 0 where they are exceeded."""
         held = sum(way.fixed + choice.resident for way, choice in zip(ways, choices, strict=True))
-        return budget - held - self._arena(host_arenas, choices)
+        return budget - held - self._arena(host_arenas, [choice.window for choice in choices])
 
     def _n_slots(self, ways: Sequence[Way], left: int) -> list[int]:
         """The number of slots of each model, where all else leaves so many bytes.  What is expected to be read falls by
@@ -297,8 +297,7 @@ class Shares:
                  computing: Sequence[Sequence[float]]) -> tuple[Choice, ...]:
         """The choices that take about the least time within a budget, or those that take the fewest bytes."""
         frees = self._frees(host_arenas)
-        arena = self._join(host_arenas.arenas) + self._join(host_arenas.works) + sum(host_arenas.stores)
-        room = budget - sum(way.fixed for way in ways) - arena
+        room = budget - sum(way.fixed for way in ways) - self._arena(host_arenas, [0] * len(ways))
         least = self._least_choices(ways, host_arenas)
         found: list[tuple[float, tuple[Choice, ...]]] = []
         tried: set[int] = set()

@@ -17,6 +17,7 @@ from ggml_sched.backends.dry import DryBackend
 from ggml_sched.errors import GraphError, PlacementError, UnsupportedOp
 from ggml_sched.placement.devices import Device, Links
 from ggml_sched.placement.facts import Facts, facts
+from ggml_sched.placement.plan_bytes import arena_bytes
 from ggml_sched.placement.pricing import Price, Pricer
 from ggml_sched.planning.plan import Plan
 
@@ -101,7 +102,7 @@ class Trials:
             held[d] += self._taken[d][name]
         room = [device.budget - taken for device, taken in zip(self.devices, held, strict=True)]
         plans = [self._plan(g, residents, None if nodes is None else nodes[g], room) for g in range(len(self.graphs))]
-        arenas = [max(plan.buffer_sizes[d] + plan.work_sizes[d] for plan in plans) for d in range(n)]
+        arenas = [arena_bytes(plans, d) for d in range(n)]
         missing = tuple(max(0, arena - left) for arena, left in zip(arenas, room, strict=True))
         prices = tuple(pricer.price(plan) for pricer, plan in zip(self.pricers, plans, strict=True))
         seconds = sum(weight * price.seconds for weight, price in zip(self.weights, prices, strict=True) if weight)
