@@ -138,20 +138,17 @@ INLINE void add_spread(const int type, const int N, const uint8_t *p, const gs_s
     __m512 s = _mm512_cvtepi32_ps(scales);
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
-        __m512 sum = _mm512_loadu_ps(strip->sum), part = VEC_ZERO;
+        __m512 sum = _mm512_loadu_ps(strip->sum), part = is_q2 ? VEC_ZERO : _mm512_mul_ps(s, sum);
         _mm512_store_ps(scaled.at, _mm512_mul_ps(s, _mm512_loadu_ps(strip->d)));
         __asm__("" : "+m"(scaled), "+m"(ends));
         if (is_q2)
             acc[c][1] = _mm512_fnmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(minima), sum), _mm512_set1_ps(ends.at[7]),
                                          acc[c][1]);
-        else
-            part = _mm512_mul_ps(s, sum);
         UNROLL for (int j = 0; j < 4; j++) {
             __m512i v = spread_levels(type, low, high, j);
             __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(strip->q + 64 * j));
             __m512 times = _mm512_broadcast_f32x4(_mm_load_ps(scaled.at + 4 * j));
-            part = is_q2 && j == 0 ? _mm512_mul_ps(_mm512_cvtepi32_ps(dot), times)
-                : _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), times, part);
+            part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), times, part);
         }
         acc[c][0] = _mm512_fmadd_ps(part, _mm512_set1_ps(ends.at[is_q2 ? 6 : 7]), acc[c][0]);
     }

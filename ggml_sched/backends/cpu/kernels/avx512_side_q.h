@@ -23,6 +23,13 @@ INLINE void gather(const side_rows *p, const int at, __m512i v[4]) {
     v[3] = _mm512_unpackhi_epi64(b, d);
 }
 
+/* The 32 bits at `at` of each row; 16 bytes from there on are read. */
+INLINE __m512i words_at(const side_rows *p, const int at) {
+    __m512i v[4];
+    gather(p, at, v);
+    return v[0];
+}
+
 /* The f16 number in the lower half of each lane. */
 INLINE __m512 lower_half_of(__m512i v) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
@@ -35,36 +42,30 @@ INLINE __m512 upper_half_of(__m512i v) {
 
 /* The f16 number with which each row's block begins. */
 INLINE __m512 first_half(const side_rows *p) {
-    __m512i v[4];
-    gather(p, 0, v);
-    return lower_half_of(v[0]);
+    return lower_half_of(words_at(p, 0));
 }
 
 /* The two f16 numbers with which each row's block begins. */
 INLINE __m512 first_halves(const side_rows *p, __m512 *second) {
-    __m512i v[4];
-    gather(p, 0, v);
-    *second = upper_half_of(v[0]);
-    return lower_half_of(v[0]);
+    __m512i words = words_at(p, 0);
+    *second = upper_half_of(words);
+    return lower_half_of(words);
 }
 
 INLINE __m512 powers_of_rows(const side_rows *p) {
-    __m512i v[4];
-    gather(p, 0, v);
-    v[0] = _mm512_and_si512(v[0], _mm512_set1_epi32(255));
-    __m256 low = powers(_mm512_castsi512_si256(v[0])), high = powers(_mm512_extracti32x8_epi32(v[0], 1));
+    __m512i v = _mm512_and_si512(words_at(p, 0), _mm512_set1_epi32(255));
+    __m256 low = powers(_mm512_castsi512_si256(v)), high = powers(_mm512_extracti32x8_epi32(v, 1));
     return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
 
 /* Adds 16 to the bytes of v where a bit is set: of the 32 bits at `at` of each row, v[i] has bits 4 i .. 4 i + 3. */
 INLINE void add_fifths(const side_rows *p, const int at, __m512i v[LEVELS]) {
-    __m512i words[4];
-    gather(p, at, words);
+    __m512i words = words_at(p, at);
     UNROLL for (int i = 0; i < LEVELS; i++) {
         const int n = i / 2 * 0x01010101;       /* of a lane's four bytes the one with these bits, four times */
         __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(n, n + 0x04040404, n + 0x08080808, n + 0x0c0c0c0c));
         __m512i bit = _mm512_set1_epi32((int)(i % 2 ? 0x80402010 : 0x08040201));
-        __mmask64 is_set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(words[0], place), bit);
+        __mmask64 is_set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(words, place), bit);
         v[i] = _mm512_mask_add_epi8(v[i], is_set, v[i], wide_bytes(16));
     }
 }
@@ -127,6 +128,11 @@ INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
     }
 }
 
+/* Of 16 bytes of each row, four to a lane of each vector, byte number `at`. */
+INLINE __m512i byte_of_lanes(const __m512i *v, const int at) {
+    return _mm512_and_si512(_mm512_srli_epi32(v[at / 4], at % 4 * 8), _mm512_set1_epi32(255));
+}
+
 /* Scale number `at` of the rows' blocks. */
 INLINE __m512 block_scale(const int type, const side_scales *of, const int at) {
     __m512i v;
@@ -135,7 +141,7 @@ INLINE __m512 block_scale(const int type, const side_scales *of, const int at) {
         v = _mm512_and_si512(_mm512_srli_epi32(of->scale[0], 4 * at), _mm512_set1_epi32(15));
         v = _mm512_sub_epi32(_mm512_or_si512(v, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32));
     } else if (has_min(type)) {
-        v = _mm512_and_si512(_mm512_srli_epi32(of->scale[at / 4], at % 4 * 8), _mm512_set1_epi32(255));
+        v = byte_of_lanes(of->scale, at);
     } else {
         v = _mm512_srai_epi32(_mm512_slli_epi32(of->scale[at / 4], 24 - at % 4 * 8), 24);
     }
@@ -145,8 +151,7 @@ INLINE __m512 block_scale(const int type, const side_scales *of, const int at) {
 /* Minimum number `at`, without its minus. */
 INLINE __m512 block_minimum(const int type, const side_scales *of, const int at) {
     (void)type;
-    __m512i v = _mm512_and_si512(_mm512_srli_epi32(of->least[at / 4], at % 4 * 8), _mm512_set1_epi32(255));
-    return _mm512_mul_ps(of->dmin, _mm512_cvtepi32_ps(v));
+    return _mm512_mul_ps(of->dmin, _mm512_cvtepi32_ps(byte_of_lanes(of->least, at)));
 }
 
 /* Where the sums of products of a half of 32 activations begin, or of all 32. */

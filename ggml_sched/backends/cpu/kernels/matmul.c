@@ -70,7 +70,22 @@ static const float *values_at(const char *at, const gs_layout *b, int n, float *
     return room;
 }
 
-/* Step j of a strip in the order GS_SPREAD + bits. */
+/* Writes step j of a strip in the order of that many steps; `scales`: how many scales of the weights a step has. */
+static void order_step(const gs_cell_q *cell, int j, int order, int scales, float times, gs_strip *strip) {
+    int8_t *q = strip->q + GS_STEP_Q * (j - j % order) + 16 * (j % order);
+    memcpy(q, cell->q, 16);
+    memcpy(q + 16 * order, cell->q + 16, 16);
+    if (scales == 1) {
+        strip->d[j] = cell->d;
+        strip->sum[j] = times * cell->sum_both;
+    } else {
+        strip->d[2 * j] = strip->d[2 * j + 1] = cell->d;
+        strip->sum[2 * j] = times * cell->sum_low;
+        strip->sum[2 * j + 1] = times * cell->sum_high;
+    }
+}
+
+/* The same in the order GS_SPREAD + bits. */
 static void spread_step(const gs_cell_q *cell, int j, int bits, float times, gs_strip *strip) {
     int part = j % 4, half = j / 4 * 2;
     for (int i = 0; i < 8; i++)     /* four elements each */
@@ -93,22 +108,10 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
         float times = is_offset ? (float)-offset : 1.0f;
-        if (of->strip_order > GS_SPREAD) {
+        if (of->strip_order > GS_SPREAD)
             spread_step(&cell, j, of->strip_order - GS_SPREAD, times, strip);
-            strip += j == GS_STRIP_STEPS - 1;
-            continue;
-        }
-        int8_t *q = strip->q + GS_STEP_Q * (j - j % of->strip_order) + 16 * (j % of->strip_order);
-        memcpy(q, cell.q, 16);
-        memcpy(q + 16 * of->strip_order, cell.q + 16, 16);
-        if (per_step == 1) {
-            strip->d[j] = cell.d;
-            strip->sum[j] = times * cell.sum_both;
-        } else {
-            strip->d[2 * j] = strip->d[2 * j + 1] = cell.d;
-            strip->sum[2 * j] = times * cell.sum_low;
-            strip->sum[2 * j + 1] = times * cell.sum_high;
-        }
+        else
+            order_step(&cell, j, of->strip_order, per_step, times, strip);
         strip += j == GS_STRIP_STEPS - 1;
     }
 }

@@ -125,7 +125,6 @@ typedef __m512i ivec;
 #define IVEC_RIGHT _mm512_srli_epi16
 #define IVEC_SHUFFLE _mm512_shuffle_epi8
 #define IVEC_SET1_8(x) _mm512_set1_epi8((char)(x))
-#define IVEC_SET1_64(x) _mm512_set1_epi64((long long)(x))
 #define IVEC_SET1_128 _mm512_broadcast_i32x4
 #define TILE_Q 6
 #define TILE_F 12
