@@ -13,7 +13,7 @@ INLINE __m256i in_lower_lanes(int32_t value) {
 /* -- bytes of rows ------------------------------------------------------------------------------------------------- */
 
 /* 16 bytes of each row, those from `at` on: the first eight of each, and the others. */
-INLINE void gather(const side_rows *p, const int at, __m256i v[2]) {
+INLINE void gather(const side_rows *p, const int64_t at, __m256i v[2]) {
 #define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
     __m256i even = _mm256_inserti128_si256(_mm256_castsi128_si256(ROW(0)), ROW(2), 1);
     __m256i odd = _mm256_inserti128_si256(_mm256_castsi128_si256(ROW(1)), ROW(3), 1);
@@ -129,14 +129,15 @@ INLINE __m256 bytes_as_f32(const uint8_t *at, const int have_signs) {
     return _mm256_cvtepi32_ps(have_signs ? _mm256_cvtepi8_epi32(v) : _mm256_cvtepu8_epi32(v));
 }
 
-/* Scale number `at` of the rows' blocks. */
-INLINE __m256 block_scale(const int type, const side_scales *of, const int at) {
-    return _mm256_mul_ps(of->d, bytes_as_f32(of->scale[at], !has_min(type)));
+/* Scale number `at` of the rows' blocks, of those from step `first` on. */
+INLINE __m256 block_scale(const int type, const side_scales *of, int64_t first, const int at) {
+    return _mm256_mul_ps(of->d, bytes_as_f32(of->scale[first * halves_of(type) + at], !has_min(type)));
 }
 
-/* Minimum number `at`, without its minus. */
-INLINE __m256 block_minimum(const int type, const side_scales *of, const int at) {
-    return _mm256_mul_ps(of->dmin, bytes_as_f32(type == GS_TYPE_Q2_K ? of->least[at] : of->scale[8 + at], 0));
+/* Minimum number `at` of those from step `first` on, without its minus. */
+INLINE __m256 block_minimum(const int type, const side_scales *of, int64_t first, const int at) {
+    const uint8_t *least = type == GS_TYPE_Q2_K ? of->least[2 * first + at] : of->scale[8 + first + at];
+    return _mm256_mul_ps(of->dmin, bytes_as_f32(least, 0));
 }
 
 /* -- products ------------------------------------------------------------------------------------------------------ */

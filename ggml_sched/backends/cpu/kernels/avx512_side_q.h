@@ -7,7 +7,7 @@
 #define TOGETHER 4              /* columns                                         */
 
 /* 16 bytes of each row, those from `at` on: four of them in each vector. */
-INLINE void gather(const side_rows *p, const int at, __m512i v[4]) {
+INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
 #define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
     __m512i rows[4];            /* rows i, i + 4, i + 8 and i + 12 */
     UNROLL for (int i = 0; i < 4; i++) {
@@ -128,30 +128,35 @@ INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
     }
 }
 
-/* Of 16 bytes of each row, four to a lane of each vector, byte number `at`. */
-INLINE __m512i byte_of_lanes(const __m512i *v, const int at) {
-    return _mm512_and_si512(_mm512_srli_epi32(v[at / 4], at % 4 * 8), _mm512_set1_epi32(255));
+/* Of each lane, the byte whose bits begin at `shift`, with its sign or without. */
+INLINE __m512 byte_of_lanes(__m512i v, const int shift, const int has_sign) {
+    if (has_sign)
+        v = _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - shift), 24);
+    else
+        v = _mm512_and_si512(shift ? _mm512_srli_epi32(v, shift) : v, _mm512_set1_epi32(255));
+    return _mm512_cvtepi32_ps(v);
 }
 
-/* Scale number `at` of the rows' blocks. */
-INLINE __m512 block_scale(const int type, const side_scales *of, const int at) {
-    __m512i v;
-    if (type == GS_TYPE_IQ4_XS) {
-        __m512i high = _mm512_and_si512(_mm512_srli_epi32(of->scale[1], 2 * at), _mm512_set1_epi32(3));
-        v = _mm512_and_si512(_mm512_srli_epi32(of->scale[0], 4 * at), _mm512_set1_epi32(15));
-        v = _mm512_sub_epi32(_mm512_or_si512(v, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32));
-    } else if (has_min(type)) {
-        v = byte_of_lanes(of->scale, at);
-    } else {
-        v = _mm512_srai_epi32(_mm512_slli_epi32(of->scale[at / 4], 24 - at % 4 * 8), 24);
-    }
-    return _mm512_mul_ps(of->d, _mm512_cvtepi32_ps(v));
+/* Of the rows' scales or minima, four to a lane of each vector, number `at` of those from step `first` on. */
+INLINE __m512 scale_byte(const int type, const __m512i of[4], int64_t first, const int at) {
+    return byte_of_lanes(of[first / 4 * halves_of(type) + at / 4], at % 4 * 8, !has_min(type));
 }
 
-/* Minimum number `at`, without its minus. */
-INLINE __m512 block_minimum(const int type, const side_scales *of, const int at) {
-    (void)type;
-    return _mm512_mul_ps(of->dmin, _mm512_cvtepi32_ps(byte_of_lanes(of->least, at)));
+/* Scale number `at` of the rows' blocks, of those from step `first` on. */
+INLINE __m512 block_scale(const int type, const side_scales *of, int64_t first, const int at) {
+    if (type != GS_TYPE_IQ4_XS)
+        return _mm512_mul_ps(of->d, scale_byte(type, of->scale, first, at));
+    __m512i low = _mm512_srlv_epi32(of->scale[0], _mm512_set1_epi32(4 * (int)first));
+    __m512i high = _mm512_srlv_epi32(of->scale[1], _mm512_set1_epi32(2 * (int)first));
+    low = _mm512_and_si512(_mm512_srli_epi32(low, 4 * at), _mm512_set1_epi32(15));
+    high = _mm512_and_si512(_mm512_srli_epi32(high, 2 * at), _mm512_set1_epi32(3));
+    low = _mm512_sub_epi32(_mm512_or_si512(low, _mm512_slli_epi32(high, 4)), _mm512_set1_epi32(32));
+    return _mm512_mul_ps(of->d, _mm512_cvtepi32_ps(low));
+}
+
+/* Minimum number `at` of those from step `first` on, without its minus. */
+INLINE __m512 block_minimum(const int type, const side_scales *of, int64_t first, const int at) {
+    return _mm512_mul_ps(of->dmin, scale_byte(type, of->least, first, at));
 }
 
 /* Where the sums of products of a half of 32 activations begin, or of all 32. */

@@ -5,6 +5,8 @@
  * rows.  Blocks are decoded once for all columns, and not stored.  For a single column a row at a time is faster
  * (few_q.h): memory is then read in one stream.
  */
+#define SIDE_TILES ((GS_SIDE_Q + GS_TILE_Q - 1) / GS_TILE_Q)     /* most tiles of columns */
+
 /* Blocks of neighbouring rows: where those of rows 0 and 8 begin, and multiples of the distance of two rows.  All
  * addresses are sums of two of these six, so that compilers keep them in registers. */
 typedef struct side_rows {
@@ -19,10 +21,15 @@ INLINE side_rows rows_from(const char *at, int64_t stride) {
 }
 
 /* Byte number n of the block of row r. */
-INLINE const uint8_t *byte_of(const side_rows *p, const int r, const int n) {
+INLINE const uint8_t *byte_of(const side_rows *p, const int r, const int64_t n) {
     const int i = r % 8;
     return p->at[r / 8] + n + (i == 3 ? p->three : i == 5 ? p->five : i == 6 ? 2 * p->three : i == 7 ? p->seven
                                : i * p->one);
+}
+
+/* How many steps are straight code: of a block of 256 elements half, whose other half repeats it with other bytes. */
+INLINE int straight_steps(const int type) {
+    return units_of(type) == 8 ? 4 : 1;
 }
 
 #if WIDE
@@ -37,34 +44,45 @@ INLINE ivec shifted(ivec v, const int left) {
     return left > 0 ? IVEC_LEFT(v, left) : left < 0 ? IVEC_RIGHT(v, -left) : v;
 }
 
-/* The levels of step j of the rows' blocks, in the order of elements. */
-INLINE void levels_of(const int type, const side_rows *p, const int j, ivec v[LEVELS]) {
-    const int is_k = units_of(type) == 8 && type != GS_TYPE_IQ4_XS;
-    const int at = type == GS_TYPE_Q8_0 ? 2 : type == GS_TYPE_IQ4_XS ? 8 + 16 * j : !is_k ? bytes_of(type) - 16
-        : type == GS_TYPE_Q2_K ? 16 + j / 4 * 32 : type == GS_TYPE_Q3_K ? 32 + j / 4 * 32
-        : type == GS_TYPE_Q4_K ? 16 + j / 2 * 32 : type == GS_TYPE_Q5_K ? 48 + j / 2 * 32 : j / 4 * 64 + j % 2 * 32;
-    ivec high[LEVELS];
+/* Whether a block begins with bytes that have one bit of each step, the lowest of the first. */
+INLINE int has_bits_of_steps(const int type) {
+    return type == GS_TYPE_Q3_K || type == GS_TYPE_Q5_K;
+}
+
+/* 32 bytes of each row, those from `at` on. */
+INLINE void gather_32(const side_rows *p, const int64_t at, ivec v[LEVELS]) {
     gather(p, at, v);
-    if (is_k || type == GS_TYPE_Q8_0)
-        gather(p, at + 16, v + LEVELS / 2);
+    gather(p, at + 16, v + LEVELS / 2);
+}
+
+/* The levels of step first + j of the rows' blocks, in the order of elements; `first` is a multiple of
+ * straight_steps(type).  `bits`: has_bits_of_steps(type), moved so that the lowest is that of step `first`. */
+INLINE void levels_of(const int type, const side_rows *p, const int64_t first, const int j, const ivec *bits,
+                      ivec v[LEVELS]) {
+    ivec high[LEVELS];
     switch (type) {
     case GS_TYPE_Q8_0:
+        gather_32(p, 2, v);
         UNROLL for (int i = 0; i < LEVELS; i++)
             v[i] = is_signed(type) ? v[i] : IVEC_XOR(v[i], IVEC_SET1_8(128));
         return;
     case GS_TYPE_Q2_K: case GS_TYPE_Q3_K:
+        gather_32(p, (type == GS_TYPE_Q2_K ? 16 : 32) + 8 * first, v);
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_AND(shifted(v[i], -(j % 4 * 2)), IVEC_SET1_8(3));
+            v[i] = IVEC_AND(shifted(v[i], -2 * j), IVEC_SET1_8(3));
         break;
     case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
+        gather_32(p, (type == GS_TYPE_Q4_K ? 16 : 48) + 16 * first + j / 2 * 32, v);
         UNROLL for (int i = 0; i < LEVELS; i++)
             v[i] = IVEC_AND(shifted(v[i], -(j % 2 * 4)), IVEC_SET1_8(15));
         break;
     case GS_TYPE_Q6_K:
+        gather_32(p, 16 * first + j % 2 * 32, v);
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_AND(shifted(v[i], -(j % 4 / 2 * 4)), IVEC_SET1_8(15));
+            v[i] = IVEC_AND(shifted(v[i], -(j / 2 * 4)), IVEC_SET1_8(15));
         break;
     default:
+        gather(p, type == GS_TYPE_IQ4_XS ? 8 + 16 * (first + j) : bytes_of(type) - 16, v);
         UNROLL for (int i = 0; i < LEVELS / 2; i++) {
             v[i + LEVELS / 2] = IVEC_AND(IVEC_RIGHT(v[i], 4), IVEC_SET1_8(15));
             v[i] = IVEC_AND(v[i], IVEC_SET1_8(15));
@@ -81,107 +99,135 @@ INLINE void levels_of(const int type, const side_rows *p, const int j, ivec v[LE
             v[i] = IVEC_SHUFFLE(IVEC_SET1_128(levels), v[i]);
         return;
     }
-    case GS_TYPE_Q3_K: case GS_TYPE_Q5_K: case GS_TYPE_Q6_K: {
-        const int from = type == GS_TYPE_Q3_K ? 0 : type == GS_TYPE_Q5_K ? 16 : 128 + j / 4 * 32;
-        const int left = type == GS_TYPE_Q3_K ? 2 - j : type == GS_TYPE_Q5_K ? 4 - j : 4 - j % 4 * 2;
-        const int mask = type == GS_TYPE_Q3_K ? 4 : type == GS_TYPE_Q5_K ? 16 : 48;
-        gather(p, from, high);
-        gather(p, from + 16, high + LEVELS / 2);
+    case GS_TYPE_Q3_K: case GS_TYPE_Q5_K:
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_OR_AND(v[i], shifted(high[i], left), IVEC_SET1_8(mask));
-    }
+            v[i] = IVEC_OR_AND(v[i], shifted(bits[i], (type == GS_TYPE_Q3_K ? 2 : 4) - j),
+                               IVEC_SET1_8(type == GS_TYPE_Q3_K ? 4 : 16));
+        return;
+    case GS_TYPE_Q6_K:
+        gather_32(p, 128 + 8 * first, high);
+        UNROLL for (int i = 0; i < LEVELS; i++)
+            v[i] = IVEC_OR_AND(v[i], shifted(high[i], 4 - 2 * j), IVEC_SET1_8(48));
     }
 }
 
 /* The scales of step j, half by half if there are two, and its minima, without the minus of types with 256 elements in
  * a block. */
-INLINE void scales_of_step(const int type, const side_rows *p, const int j, const side_scales *of, vec s[2],
-                           vec m[2]) {
+INLINE void scales_of_step(const int type, const side_rows *p, int64_t first, const int j, const side_scales *of,
+                           vec s[2], vec m[2]) {
     switch (type) {
     case GS_TYPE_Q4_1: case GS_TYPE_Q5_1: s[0] = first_halves(p, m); return;
     case GS_TYPE_MXFP4: s[0] = powers_of_rows(p); return;
     case GS_TYPE_Q4_0: case GS_TYPE_Q5_0: case GS_TYPE_Q8_0: case GS_TYPE_IQ4_NL: s[0] = first_half(p); return;
     }
     UNROLL for (int h = 0; h < halves_of(type); h++) {
-        s[h] = block_scale(type, of, j * halves_of(type) + h);
+        s[h] = block_scale(type, of, first, j * halves_of(type) + h);
         if (has_min(type))
-            m[h] = block_minimum(type, of, j * halves_of(type) + h);
+            m[h] = block_minimum(type, of, first, j * halves_of(type) + h);
     }
 }
 
 /* -- products ------------------------------------------------------------------------------------------------------ */
 
-/* The most columns: with AVX2 fewer for types with 256 elements in a block, whose eight steps are separate code. */
+/* The most columns: with AVX2 fewer for types with 256 elements in a block. */
 INLINE int most_columns(const int type) {
     return units_of(type) == 8 && !WIDE ? 8 : GS_SIDE_Q;
 }
 
-/* Whether a function for N columns is compiled: for these types nine and ten columns are multiplied as twelve. */
+/* Whether a function for N columns is compiled: for types with 256 elements in a block nine and ten columns are
+ * multiplied as twelve. */
 INLINE int is_compiled(const int type, const int N) {
     return N <= most_columns(type) && (units_of(type) == 1 || N != 10);
+}
+
+/* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and those
+ * after it, of which there are at most `beyond`, are read as column `last`. */
+INLINE void side_step(const int type, const int N, const int beyond, int64_t last, const gs_cell_q *const y[SIDE_TILES],
+                      const ivec v[LEVELS], const vec s[2], const vec m[2], vec acc[]) {
+    const int halves = halves_of(type);
+    UNROLL for (int first = 0; first < N; first += TOGETHER) {
+        const int n = N - first < TOGETHER ? N - first : TOGETHER;
+        const gs_cell_q *cell[TOGETHER];
+        UNROLL for (int i = 0; i < n; i++) {
+            const int c = first + i, tile = c / GS_TILE_Q;
+            cell[i] = y[tile] + ((c < N - beyond || c < last ? c : last) - GS_TILE_Q * tile);
+        }
+        UNROLL for (int h = 0; h < halves; h++) {
+            ivec dot[TOGETHER];
+            dots(type, n, cell, h, v + LEVELS / 2 * h, dot);
+            UNROLL for (int i = 0; i < n; i++) {
+                vec *sum = &acc[first + i];
+                *sum = VEC_FMA(VEC_OF_INT(dot[i]), VEC_MUL(s[h], VEC_SET1(cell[i]->d)), *sum);
+                if (has_min(type)) {
+                    vec both = VEC_SET1(halves == 1 ? cell[i]->sum_both : h ? cell[i]->sum_high : cell[i]->sum_low);
+                    *sum = units_of(type) == 8 ? VEC_FNMA(m[h], both, *sum) : VEC_FMA(m[h], both, *sum);
+                }
+            }
+        }
+    }
 }
 
 /* Multiplies with all columns of a group, of which there are at most N, and few less: those beyond the last repeat it,
  * and are not stored. */
 INLINE void side_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                    int64_t row1) {
-    const int units = units_of(type), size = bytes_of(type), halves = halves_of(type), part = SIDE * size / units;
+    const int units = units_of(type), size = bytes_of(type), part = SIDE * size / units;
+    const int straight = straight_steps(type);
+    int n_steps = units;                        /* of a block; not known to compilers, which would unroll the loop */
+    if (straight < units)
+        __asm__("" : "+r"(n_steps));
     const int beyond = N <= 4 ? 0 : is_compiled(type, N - 2) ? 1 : 3;       /* how many at most */
     const int64_t columns = N > 4 ? gs_columns_of(of, shared, group) : N;
-    const int64_t width = gs_width_of(of, columns, 0), width_1 = N > GS_TILE_Q ? columns - width : 0;
-    const gs_cell_q *tile = (const gs_cell_q *)gs_tile_of(of, shared, group, 0);
-    const gs_cell_q *tile_1 = width_1 > 0 ? (const gs_cell_q *)gs_tile_of(of, shared, group, 1) : NULL;
+    const int tiles = (N + GS_TILE_Q - 1) / GS_TILE_Q;
+    const gs_cell_q *begin[SIDE_TILES];
+    int64_t width[SIDE_TILES];
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1];
     float *out[GS_SIDE_Q];
     for (int64_t c = 0; c < columns; c++)
         out[c] = gs_result_at(of, shared, group, c);
+    UNROLL for (int t = 0; t < tiles; t++) {
+        begin[t] = (const gs_cell_q *)gs_tile_of(of, shared, group, t);
+        width[t] = gs_width_of(of, columns, t);
+    }
     /* Where the last rows are fewer than SIDE, some before them are computed again, and not stored; of a matrix of
      * fewer rows each one alone. */
     const int64_t apart = row1 < SIDE ? 0 : stride, rows = row1 < SIDE ? 1 : SIDE;
     for (int64_t row = row0; row < row1; row += rows) {
         const int64_t first = row1 - row < rows ? row1 - rows : row;
-        const gs_cell_q *y = tile, *y_1 = tile_1;       /* of the first tile of columns, and of the second */
+        const gs_cell_q *y[SIDE_TILES];
         const char *ahead = a + (row + SIDE) * stride;
         side_rows p = rows_from(a + first * stride, apart);
         vec acc[GS_SIDE_Q];
         UNROLL for (int c = 0; c < N; c++)
             acc[c] = VEC_ZERO;
+        UNROLL for (int t = 0; t < tiles; t++)
+            y[t] = begin[t];
         for (int64_t step = 0; step < of->steps; step += units) {
             side_scales held;
+            ivec bits[LEVELS];
             if (units == 8)
                 begin_block(type, &p, &held);
-            UNROLL for (int j = 0; j < units; j++, y += width, y_1 += width_1, ahead += part) {
-                ivec v[LEVELS];
-                vec s[2], m[2];
-                UNROLL for (int line = 0; line < part; line += 64) {
-                    PREFETCH_LATER(ahead + AHEAD + line);
-                    PREFETCH(ahead + line);
-                }
-                levels_of(type, &p, j, v);
-                scales_of_step(type, &p, j, &held, s, m);
-                UNROLL for (int first_c = 0; first_c < N; first_c += TOGETHER) {
-                    const int n = N - first_c < TOGETHER ? N - first_c : TOGETHER;
-                    const gs_cell_q *cell[TOGETHER];
-                    UNROLL for (int i = 0; i < n; i++) {
-                        const int c = first_c + i;
-                        const int64_t here = c < N - beyond || c < columns ? c : columns - 1;
-                        cell[i] = c < GS_TILE_Q ? y + here : y_1 + (here - GS_TILE_Q);
+            if (has_bits_of_steps(type))
+                gather_32(&p, type == GS_TYPE_Q3_K ? 0 : 16, bits);
+            for (int64_t k = 0; k < n_steps; k += straight) {
+                UNROLL for (int j = 0; j < straight; j++) {
+                    ivec v[LEVELS];
+                    vec s[2], m[2];
+                    UNROLL for (int line = 0; line < part; line += 64) {
+                        PREFETCH_LATER(ahead + AHEAD + line);
+                        PREFETCH(ahead + line);
                     }
-                    UNROLL for (int h = 0; h < halves; h++) {
-                        ivec dot[TOGETHER];
-                        dots(type, n, cell, h, v + LEVELS / 2 * h, dot);
-                        UNROLL for (int i = 0; i < n; i++) {
-                            vec *sum = &acc[first_c + i];
-                            *sum = VEC_FMA(VEC_OF_INT(dot[i]), VEC_MUL(s[h], VEC_SET1(cell[i]->d)), *sum);
-                            if (has_min(type)) {
-                                vec both = VEC_SET1(halves == 1 ? cell[i]->sum_both : h ? cell[i]->sum_high
-                                                                                        : cell[i]->sum_low);
-                                *sum = units == 8 ? VEC_FNMA(m[h], both, *sum) : VEC_FMA(m[h], both, *sum);
-                            }
-                        }
-                    }
+                    levels_of(type, &p, k, j, bits, v);
+                    scales_of_step(type, &p, k, j, &held, s, m);
+                    side_step(type, N, beyond, columns - 1, y, v, s, m, acc);
+                    UNROLL for (int t = 0; t < tiles; t++)
+                        y[t] += width[t];
+                    ahead += part;
                 }
+                if (has_bits_of_steps(type))
+                    UNROLL for (int i = 0; i < LEVELS; i++)
+                        bits[i] = IVEC_RIGHT(bits[i], straight);
             }
             p.at[0] += size;
             p.at[1] += size;
