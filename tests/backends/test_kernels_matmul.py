@@ -96,7 +96,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.spread("type kernels", "n kernels", "type n")
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 17, 40])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_every_type_with_few_and_many_columns(kernels, type, n):
     for blocks, m in ((1, 5), (9, 37), (3, 70)):
@@ -119,7 +119,7 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 @pytest.mark.spread("type isa", "type n", "n isa")
-@pytest.mark.parametrize("n", [1, 3, 7, 9, 13])
+@pytest.mark.parametrize("n", [1, 3, 7, 9, 13, 17])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
     """The weights begin, or end, where memory begins or ends that may be read; of 21 rows a vector has 16, or fewer."""

@@ -24,7 +24,7 @@
 #define GS_TILE_Q 6
 #define GS_TILE_F 12
 #define GS_FEW_Q 4             /* most columns with which quantised weights are multiplied row by row */
-#define GS_SIDE_Q 12           /* most columns with which rows of them are multiplied side by side, not by panels */
+#define GS_SIDE_Q 16           /* most columns with which rows of them are multiplied side by side, not by panels */
 #define GS_SIDE_ROWS 16        /* most rows side by side */
 #define GS_FEW_F 16            /* most columns with which float weights are not repacked: that would take longer   */
 #define GS_STEP_Q 32           /* elements of a cell that meets quantised weights                                 */

@@ -129,15 +129,15 @@ INLINE void scales_of_step(const int type, const side_rows *p, int64_t first, co
 
 /* -- products ------------------------------------------------------------------------------------------------------ */
 
-/* The most columns: with AVX2 fewer for types with 256 elements in a block. */
+/* The most columns: with AVX2 fewer. */
 INLINE int most_columns(const int type) {
-    return units_of(type) == 8 && !WIDE ? 8 : GS_SIDE_Q;
+    return WIDE ? GS_SIDE_Q : units_of(type) == 8 ? 8 : 12;
 }
 
 /* Whether a function for N columns is compiled: for types with 256 elements in a block nine and ten columns are
- * multiplied as twelve. */
+ * multiplied as twelve, and so on. */
 INLINE int is_compiled(const int type, const int N) {
-    return N <= most_columns(type) && (units_of(type) == 1 || N != 10);
+    return N <= most_columns(type) && (units_of(type) == 1 || (N != 10 && N != 14));
 }
 
 /* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and those
@@ -252,7 +252,7 @@ static int32_t few_columns(const gs_block_kind *kind) {
     }
 #define FEW_Q(TYPE, type) \
     SIDE_Q(TYPE, type, 2) SIDE_Q(TYPE, type, 3) SIDE_Q(TYPE, type, 4) SIDE_Q(TYPE, type, 6) SIDE_Q(TYPE, type, 8) \
-    SIDE_Q(TYPE, type, 10) SIDE_Q(TYPE, type, 12) \
+    SIDE_Q(TYPE, type, 10) SIDE_Q(TYPE, type, 12) SIDE_Q(TYPE, type, 14) SIDE_Q(TYPE, type, 16) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
         case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
@@ -266,7 +266,13 @@ static int32_t few_columns(const gs_block_kind *kind) {
                 side_##type##_10(of, shared, group, row0, row1); \
                 return; \
             } /* fallthrough */ \
-        default: side_##type##_12(of, shared, group, row0, row1); \
+        case 11: case 12: side_##type##_12(of, shared, group, row0, row1); return; \
+        case 13: case 14: \
+            if (is_compiled(GS_TYPE_##TYPE, 14)) { \
+                side_##type##_14(of, shared, group, row0, row1); \
+                return; \
+            } /* fallthrough */ \
+        default: side_##type##_16(of, shared, group, row0, row1); \
         } \
     }
 
