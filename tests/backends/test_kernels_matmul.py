@@ -117,6 +117,17 @@ def test_rows_of_any_number_of_blocks(isa, type, n):
         assert_product(run(type, held, (32 * blocks, 3), x), w, met(type, x))
 
 
+@pytest.mark.spread("type isa", "type n", "n isa")
+@pytest.mark.parametrize("n", [1, 3, 17])
+@pytest.mark.parametrize("type", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"])
+def test_scales_of_blocks_come_before_sums_that_overflow_without_them(isa, type, n):
+    """A power of two in the activations is the same power in the result."""
+    large = np.float32(2.0**118)
+    held = quants.quantize(np.abs(weights(type, 5, 768)[1]) / 512, gs.Type[type.upper()])
+    x = np.abs(normal(n, 768))
+    assert np.array_equal(run(type, held, (768, 5), x * large), run(type, held, (768, 5), x) * large)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 @pytest.mark.spread("type isa", "type n", "n isa")
 @pytest.mark.parametrize("n", [1, 3, 7, 9, 13, 17])

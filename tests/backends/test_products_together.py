@@ -354,9 +354,10 @@ def test_parts_of_experts_that_many_tokens_may_choose_are_whole_panels(isa):
 def test_parts_of_a_few_columns_have_rows_for_whole_vectors(isa):
     """Up to sixteen rows are multiplied side by side, in parts of sixteen rows as fast as in parts of five."""
     ctx = gs.Context()
-    weights = ctx.tensor("q4_0", (16384, 20))
-    nodes = [ctx.mul_mat(weights, ctx.tensor("f32", (16384, n))) for n in (1, 3)]
+    nodes = [ctx.mul_mat(ctx.tensor(type, (16384, 20)), ctx.tensor("f32", (16384, n)))
+             for type, n in (("q4_0", 1), ("q4_0", 3), ("q4_K", 1))]
     with gs.CpuBackend(1) as backend:
         place(ctx, backend)
         calls = calls_of(nodes)
-        assert [calls.n_parts(i) for i in (1, 3)] == [4, 2]     # of 5 and of 16 rows
+        # Of 5 and of 16 rows; one column of K-quants has rows side by side with AVX-512.
+        assert [calls.n_parts(i) for i in (1, 3, 5)] == [4, 2, 2 if isa == "avx512" else 4]

@@ -1,4 +1,4 @@
-/* avx2_few_q.h -- add_steps (x86_few_q.h) in vectors of 256 bits.
+/* avx2_few_q.h -- strips and ends of rows (x86_few_q.h) in vectors of 256 bits.
  *
  * Included by x86_few_q.h.  Without VNNI the product of bytes (maddubs) leaves a sum of two products in each 16-bit
  * lane, and of levels below 64 two such sums still fit there.  So sums with the same scales are added as 16 bits,
@@ -22,7 +22,7 @@ INLINE __m256 strip_scales(const int type, const uint8_t *p, __m256 *times) {
     case GS_TYPE_Q4_1: case GS_TYPE_Q5_1: return scales_and_minima(p, bytes_of(type), times);
     case GS_TYPE_Q4_K: case GS_TYPE_Q5_K: return six_bit_scales(p, times);
     case GS_TYPE_IQ4_XS: return *times = scales_of_iq4_xs(p);
-    case GS_TYPE_MXFP4: return *times = eight_powers(p, 8);
+    case GS_TYPE_MXFP4: return *times = eight_powers(p);
     default: return *times = eight_floats(p, bytes_of(type));
     }
 }
@@ -61,6 +61,11 @@ INLINE __m256i two_dots(__m256i v, __m256i w, const int8_t *q) {
 
 INLINE __m256 add_scaled(__m256 acc, __m256i dot, __m256 scales, __m256i place) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_permutevar8x32_ps(scales, place), acc);
+}
+
+/* Whether `times` of strip_scales lacks the minus of the minima. */
+INLINE int subtracts_minima(const int type) {
+    return units_of(type) == 8 && has_min(type);
 }
 
 /* Strips in halves: the first n of eight steps. */
@@ -138,4 +143,48 @@ INLINE void add_steps(const int type, const int N, const uint8_t *p, const gs_st
         add_of_two_scales(type, N, p, y, at, acc, low);
     else
         add_whole(type, N, p, y, at, acc, low);
+}
+
+INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
+                      vec acc[][2], __m256 low[]) {
+    add_steps(type, N, p, y, at, 8, acc, low);
+}
+
+/* -- ends of rows, less than a strip ------------------------------------------------------------------------------- */
+
+#define HAS_ENDS 1
+
+/* The 32 activations of step j of a strip. */
+INLINE __m256i step_of(const int type, const gs_strip *strip, int j) {
+    const int order = strip_order(type);
+    const int8_t *q = strip->q + 32 * (j - j % order) + 16 * (j % order);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)q)),
+                                   _mm_loadu_si128((const __m128i *)(q + 16 * order)), 1);
+}
+
+/* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight
+ * steps. */
+INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int j,
+                     __m256 rest[], float sum[]) {
+    float s[16], m[16];
+    scales(type, p, s, m);
+    __m256i v = lanes(type, p, 0);
+    UNROLL for (int c = 0; c < N; c++) {
+        const gs_strip *strip = y[c] + at;
+        __m256i dot = dot4(type, _mm256_setzero_si256(), v, step_of(type, strip, j));
+        rest[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(s[0] * strip->d[j]), rest[c]);
+        if (!is_signed(type))
+            sum[c] = fmaf(has_min(type) ? m[0] : s[0], strip->sum[j], sum[c]);
+    }
+}
+
+/* n: how many blocks of 32 elements are left, less than a strip. */
+INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
+                    vec acc[][2], __m256 low[], __m256 rest[], float sum[]) {
+    if (has_halved_strips(type) && at > 0) {
+        add_steps(type, N, p, y, at, n, acc, low);
+        return;
+    }
+    for (int j = 0; j < n; j++, p += bytes_of(type))
+        add_rest(type, N, p, y, at, j, rest, sum);
 }

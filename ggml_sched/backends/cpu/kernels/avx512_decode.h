@@ -15,17 +15,10 @@ INLINE __m512i wide_bytes(int value) {
     return _mm512_set1_epi8((char)value);
 }
 
-/* n * size bytes at p, at most 64 of them; the rest of the vector is zeros, or bytes that follow. */
-INLINE __m512i first_bytes(const uint8_t *p, const int size, const int n) {
-    return n <= 0 ? _mm512_setzero_si512() : n * size >= 64 ? _mm512_loadu_si512(p)
-         : _mm512_maskz_loadu_epi8(((uint64_t)1 << n * size) - 1, p);
-}
-
-/* The words (16 bits) in which the scales of the n blocks from p on lie, at most 8, zeros for other blocks; where the
- * type has minima, then their words. */
-INLINE __m256i scale_words(const int type, const uint8_t *p, const int n) {
+/* The words (16 bits) in which the scales of eight blocks lie; where the type has minima, then their words. */
+INLINE __m256i scale_words(const int type, const uint8_t *p) {
     const int size = bytes_of(type), each = 3 * size + 4 <= 64 ? 4 : 3;     /* blocks whose scales a vector holds */
-    __m512i a = first_bytes(p, size, n), b = first_bytes(p + each * size, size, n - each);
+    __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + each * size);
     /* The place of a block's word; from 32 on in b. */
 #define PLACE(j) (short)(j / each % 2 * 32 + j % each * size / 2)
     __m256i at = _mm256_setr_epi16(PLACE(0), PLACE(1), PLACE(2), PLACE(3), PLACE(4), PLACE(5), PLACE(6), PLACE(7),
@@ -35,16 +28,8 @@ INLINE __m256i scale_words(const int type, const uint8_t *p, const int n) {
     __m512i words = _mm512_permutex2var_epi16(a, _mm512_castsi256_si512(at), b);
     if (each == 3)
         words = _mm512_mask_permutexvar_epi16(words, 0xc0c0, _mm512_castsi256_si512(at),
-                                              first_bytes(p + 6 * size, size, n - 6));
+                                              _mm512_maskz_loadu_epi8(((uint64_t)1 << 2 * size) - 1, p + 6 * size));
     return _mm512_castsi512_si256(words);
-}
-
-/* The eight scales and then the eight minima, without their minus, of a Q4_K or Q5_K block. */
-INLINE __m512 six_bit_scales(const uint8_t *p) {
-    __m128i head = _mm_loadu_si128((const __m128i *)p), v = six_bits(p);
-    __m512 d = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
-                                     _mm512_castps128_ps512(_mm_cvtph_ps(head)));
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(v)), d);
 }
 
 /* Each 16-bit lane shifted right: those of the lower half of v by a bits, those of the upper by b. */
@@ -54,13 +39,6 @@ INLINE __m512i right_by(__m512i v, const int a, const int b) {
 
 INLINE __m512i left_by(__m512i v, const int a, const int b) {
     return _mm512_sllv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1));
-}
-
-/* Adds `value` to each byte of v where the byte of `bits` at the same place has a certain bit set: bit j for bytes in
- * the lower half of v, bit j + 1 in the upper half. */
-INLINE __m512i where_bit(__m512i v, __m512i bits, const int j, const int value) {
-    __m512i bit = _mm512_inserti64x4(wide_bytes(1 << j), bytes(2 << j), 1);
-    return _mm512_or_si512(v, _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bits, bit), wide_bytes(value)));
 }
 
 INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset) {
@@ -99,19 +77,12 @@ INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *
     }
 }
 
-/* The levels of steps j and j + 1 of the eight that begin at p, of other types. */
+/* The levels of steps j and j + 1 of the eight that begin at p, of Q6_K and Q8_0. */
 INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
-    __m512i v;
-    switch (type) {
-    case GS_TYPE_Q4_K: return _mm512_and_si512(right_by(twice(p + 16 + j / 2 * 32), 0, 4), wide_bytes(15));
-    case GS_TYPE_Q5_K:
-        v = _mm512_and_si512(right_by(twice(p + 48 + j / 2 * 32), 0, 4), wide_bytes(15));
-        return where_bit(v, twice(p + 16), j, 16);
-    case GS_TYPE_Q6_K:
-        v = _mm512_loadu_si512(p + j / 4 * 64);
-        v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
-        return _mm512_or_si512(v, _mm512_and_si512(j % 4 ? right_by(twice(p + 128 + j / 4 * 32), 0, 2)
-                                                         : left_by(twice(p + 128 + j / 4 * 32), 4, 2), wide_bytes(48)));
-    default: return _mm512_xor_si512(two(p + j * 34 + 2, p + (j + 1) * 34 + 2), wide_bytes(128));
-    }
+    if (type == GS_TYPE_Q8_0)
+        return _mm512_xor_si512(two(p + j * 34 + 2, p + (j + 1) * 34 + 2), wide_bytes(128));
+    __m512i v = _mm512_loadu_si512(p + j / 4 * 64), high = twice(p + 128 + j / 4 * 32);
+    v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
+    high = j % 4 ? right_by(high, 0, 2) : left_by(high, 4, 2);
+    return _mm512_or_si512(v, _mm512_and_si512(high, wide_bytes(48)));
 }

@@ -8,7 +8,6 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
     const int size = bytes_of(type) * (8 / units_of(type));
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
-    int over = (int)(of->steps % GS_STRIP_STEPS);
     const gs_strip *y[GS_FEW_Q];
     float *out[GS_FEW_Q];
     for (int c = 0; c < N; c++) {
@@ -29,8 +28,11 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
                 PREFETCH_STREAM((const char *)p + line);
             add_strip(type, N, p, y, at, acc, low);
         }
+#if HAS_ENDS
+        const int over = (int)(of->steps % GS_STRIP_STEPS);
         if (units_of(type) == 1 && over > 0)
             add_end(type, N, p, y, strips, over, acc, low, rest, sum);
+#endif
         UNROLL for (int c = 0; c < N; c++)
             out[c][row] = VEC_TOTAL_WITH(VEC_ADD(acc[c][0], acc[c][1]), LOW_ADD(low[c], rest[c])) + sum[c];
     }

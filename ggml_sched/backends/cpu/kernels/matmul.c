@@ -85,17 +85,6 @@ static void order_step(const gs_cell_q *cell, int j, int order, int scales, floa
     }
 }
 
-/* The same in the order GS_SPREAD + bits. */
-static void spread_step(const gs_cell_q *cell, int j, int bits, float times, gs_strip *strip) {
-    int part = j % 4, half = j / 4 * 2;
-    for (int i = 0; i < 8; i++)     /* four elements each */
-        memcpy(strip->q + 64 * part + 16 * (i % 4) + 4 * (half + i / 4), cell->q + 4 * i, 4);
-    float *d = strip->d + 4 * part + half, *sum = strip->sum + 4 * part + half;
-    d[0] = d[1] = cell->d / (float)(1 << bits * part);
-    sum[0] = times * cell->sum_low;
-    sum[1] = times * cell->sum_high;
-}
-
 static void prepare_strips(const gs_product *of, const char *from, gs_strip *strip) {
     const gs_layout *b = &of->node->src[1]->layout;
     int per_step = 32 / of->kind->group, is_offset = !of->kind->has_min;
@@ -108,10 +97,7 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
         float times = is_offset ? (float)-offset : 1.0f;
-        if (of->strip_order > GS_SPREAD)
-            spread_step(&cell, j, of->strip_order - GS_SPREAD, times, strip);
-        else
-            order_step(&cell, j, of->strip_order, per_step, times, strip);
+        order_step(&cell, j, of->strip_order, per_step, times, strip);
         strip += j == GS_STRIP_STEPS - 1;
     }
 }
@@ -258,7 +244,8 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
          * for the last item. */
         int64_t bytes = of->m * row_bytes, most = clamped(bytes / LEAST_BYTES, 1, of->m);
         of->row_step = pieces(of->m, clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, most));
-        if (of->columns > 1)        /* side by side (side_q.h) */
+        int takes_rows = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
+        if (of->columns > 1 || !takes_rows)     /* side by side (side_q.h) */
             of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
         if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
             of->row_step = pieces(of->row_step, panel) * panel;
@@ -352,8 +339,8 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
     of->few = of->kind != NULL ? of->kernels->few_columns(of->kind) : GS_FEW_F;
-    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind) : 0;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
+    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps) : 0;
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
     share_out(of, row_bytes, expected);

@@ -19,8 +19,8 @@ static int32_t few_columns(const gs_block_kind *kind) {
     return GS_FEW_Q;
 }
 
-static int32_t no_strips(const gs_block_kind *kind) {
-    (void)kind;
+static int32_t no_strips(const gs_block_kind *kind, int64_t steps) {
+    (void)kind, (void)steps;
     return 0;
 }
 

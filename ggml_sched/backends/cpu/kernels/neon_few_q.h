@@ -8,6 +8,13 @@ INLINE int strip_order(const int type) {
     return 1;
 }
 
+INLINE int takes_strips(const int type, int64_t steps) {
+    (void)type, (void)steps;
+    return 1;
+}
+
+#define HAS_ENDS 1
+
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
     const int size = bytes_of(type);

@@ -47,14 +47,8 @@ typedef struct gs_cell_q {
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
  * the weights' scales.  Steps beyond k are zeros.  The order of q is of n steps the first 16 elements each, then the
- * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4.
- *
- * The order GS_SPREAD + b is that of weights with 16 scales in eight steps.  Part j of q, 64 elements, is from the four
- * halves of steps j and j + 4: the first four elements of each half, then the next four of each, and so on, so that
- * four neighbouring lanes of 32 bits have the four scales.  d and sum have the order of the halves, part by part.
- * Levels of part j are multiplied as they lie in a byte, b * j bits higher, so that d is divided by 2^(b * j). */
+ * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
-#define GS_SPREAD 8
 
 typedef struct gs_strip {
     int8_t q[32 * GS_STRIP_STEPS];
@@ -70,7 +64,8 @@ typedef struct gs_product_kernels {
     /* The most columns of these weights for `few`, at most GS_SIDE_Q. */
     int32_t (*few_columns)(const gs_block_kind *kind);
     int32_t strip_columns;      /* of at most so many, at most GS_FEW_Q, `few` takes strips, of more cells */
-    int32_t (*strip_order)(const gs_block_kind *kind);  /* the order of these strips; 0: `few` takes none */
+    /* The order of these strips, for columns of `steps` cells; 0: `few` takes none. */
+    int32_t (*strip_order)(const gs_block_kind *kind, int64_t steps);
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */

@@ -20,8 +20,8 @@ static int32_t offset_of(const gs_block_kind *kind) {
     return is_signed(kind->type) ? 0 : kind->offset;
 }
 
-static int32_t strip_order_of(const gs_block_kind *kind) {
-    return strip_order(kind->type);
+static int32_t strip_order_of(const gs_block_kind *kind, int64_t steps) {
+    return takes_strips(kind->type, steps) ? strip_order(kind->type) : 0;
 }
 
 #include "few_q.h"

@@ -1,9 +1,9 @@
-/* side_q.h -- quantised weights times a few columns, 2 .. most_columns(type): rows side by side.
+/* side_q.h -- quantised weights times a few columns, at most most_columns(type): rows side by side.
  *
  * Included by product_loops.h.  A vector has the levels of neighbouring elements of SIDE rows, of each row the same
  * number.  A step (32 elements) is LEVELS such vectors; their products are added in integers, then scaled once for all
- * rows.  Blocks are decoded once for all columns, and not stored.  For a single column a row at a time is faster
- * (few_q.h): memory is then read in one stream.
+ * rows.  Blocks are decoded once for all columns, and not stored.  A single column is multiplied by a row at a time
+ * (few_q.h) where that is faster (takes_strips).
  */
 #define SIDE_TILES ((GS_SIDE_Q + GS_TILE_Q - 1) / GS_TILE_Q)     /* most tiles of columns */
 
@@ -137,13 +137,14 @@ INLINE int most_columns(const int type) {
 /* Whether a function for N columns is compiled: for types with 256 elements in a block nine and ten columns are
  * multiplied as twelve, and so on. */
 INLINE int is_compiled(const int type, const int N) {
-    return N <= most_columns(type) && (units_of(type) == 1 || (N != 10 && N != 14));
+    return N <= most_columns(type) && (N > 1 || WIDE) && (units_of(type) == 1 || (N != 10 && N != 14));
 }
 
-/* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and those
- * after it, of which there are at most `beyond`, are read as column `last`. */
-INLINE void side_step(const int type, const int N, const int beyond, int64_t last, const gs_cell_q *const y[SIDE_TILES],
-                      const ivec v[LEVELS], const vec s[2], const vec m[2], vec acc[]) {
+/* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and
+ * those after it, of which there are at most `beyond`, are read as column `last`. */
+INLINE void side_step(const int type, const int N, const int beyond, int64_t last,
+                      const gs_cell_q *const y[SIDE_TILES], const ivec v[LEVELS], const vec s[2], const vec m[2],
+                      vec acc[]) {
     const int halves = halves_of(type);
     UNROLL for (int first = 0; first < N; first += TOGETHER) {
         const int n = N - first < TOGETHER ? N - first : TOGETHER;
@@ -251,11 +252,16 @@ static int32_t few_columns(const gs_block_kind *kind) {
             side_q(GS_TYPE_##TYPE, N, of, shared, group, row0, row1); \
     }
 #define FEW_Q(TYPE, type) \
-    SIDE_Q(TYPE, type, 2) SIDE_Q(TYPE, type, 3) SIDE_Q(TYPE, type, 4) SIDE_Q(TYPE, type, 6) SIDE_Q(TYPE, type, 8) \
-    SIDE_Q(TYPE, type, 10) SIDE_Q(TYPE, type, 12) SIDE_Q(TYPE, type, 14) SIDE_Q(TYPE, type, 16) \
+    SIDE_Q(TYPE, type, 1) SIDE_Q(TYPE, type, 2) SIDE_Q(TYPE, type, 3) SIDE_Q(TYPE, type, 4) SIDE_Q(TYPE, type, 6) \
+    SIDE_Q(TYPE, type, 8) SIDE_Q(TYPE, type, 10) SIDE_Q(TYPE, type, 12) SIDE_Q(TYPE, type, 14) SIDE_Q(TYPE, type, 16) \
     static void few_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1) { \
         switch (gs_columns_of(of, shared, group)) { \
-        case 1: few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); return; \
+        case 1: \
+            if (of->strip_order > 0 && takes_strips(GS_TYPE_##TYPE, GS_STRIP_STEPS)) \
+                few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); \
+            else \
+                side_##type##_1(of, shared, group, row0, row1); \
+            return; \
         case 2: side_##type##_2(of, shared, group, row0, row1); return; \
         case 3: side_##type##_3(of, shared, group, row0, row1); return; \
         case 4: side_##type##_4(of, shared, group, row0, row1); return; \
