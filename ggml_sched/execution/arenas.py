@@ -6,7 +6,7 @@ shared_arenas.py has arenas that several schedulers share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from ggml_sched._graph import new_buffer
@@ -23,10 +23,12 @@ class SchedulerArenas:
     """The buffers of one scheduler.
 
     `buffers` has a tuple of buffers for each backend; every change makes a new object, so that `is` shows a change.
+    `budgets` maps positions in `backends` to the most bytes of buffers and of kernels' work memory.
     """
 
-    def __init__(self, backends: tuple[Backend, ...]) -> None:
+    def __init__(self, backends: tuple[Backend, ...], budgets: Mapping[int, int]) -> None:
         self.backends = backends
+        self._budgets = budgets
         self._set(((),) * len(backends))
         self._checked = self.buffers
         self._large_enough: Sequence[Sequence[int]] | None = None
@@ -50,8 +52,8 @@ class SchedulerArenas:
         """Replace buffers that are too small, after a call of `invalidate`, which must release their allocations.
 
         Raises OutOfMemory, and every exception of a backend; then all buffers have their old sizes.  Where old and new
-        buffers do not fit into memory together, the old ones are closed first; if allocating the new ones then fails,
-        buffers of the old sizes are allocated again, without their data.
+        buffers do not fit into memory or a budget together, the old ones are closed first; if allocating the new ones
+        then fails, buffers of the old sizes are allocated again, without their data.
         """
         short = {(i, chunk): size for i, wanted in enumerate(sizes) for chunk, size in enumerate(wanted)
                  if not self._holds(i, chunk, size)}
@@ -90,8 +92,10 @@ class SchedulerArenas:
     def _is_crowded(self, i: int, short: dict[tuple[int, int], int]) -> bool:
         """Whether backend i has no room for its new buffers while the old ones are open; `short` is {(backend, chunk):
         bytes} of all new buffers."""
-        free = self.backends[i].memory_available()
-        return free is not None and free < sum(size for (k, _), size in short.items() if k == i)
+        backend, wanted = self.backends[i], sum(size for (k, _), size in short.items() if k == i)
+        free, budget = backend.memory_available(), self._budgets.get(i)
+        return (free is not None and free < wanted
+                or budget is not None and budget < self.held()[i] + backend.work_held + wanted)
 
     def _exchange(self, sizes: dict[tuple[int, int], int], invalidate: Callable[[], None]) -> None:
         """Replace buffers by new ones, all or none; `sizes` is {(backend, chunk): bytes}.  Calls `invalidate` before it

@@ -106,8 +106,8 @@ class Scheduler:
                                 reorder, ahead, self._bytes_of("bound of work", host_work))
         if not isinstance(arenas, Arenas | None):
             raise TypeError(f"arenas are gs.Arenas(), not {arenas!r}")
-        self._leased = None if arenas is None else Leased(arenas, backends)
-        self._arenas = self._leased or SchedulerArenas(backends)
+        self._leased = None if arenas is None else Leased(arenas, backends, limits)
+        self._arenas = self._leased or SchedulerArenas(backends, limits)
         self._pipeline = Pipeline(backends)
         self._allocations = Allocations(self._arenas, self._pipeline, self._planner.devices, plan_cache)
         self._assigned: weakref.WeakKeyDictionary[Tensor, Backend] = weakref.WeakKeyDictionary()

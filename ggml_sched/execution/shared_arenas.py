@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -182,12 +182,12 @@ class Leased(SchedulerArenas):
     `buffers` are those of the last `take`.
     """
 
-    def __init__(self, shared: Arenas, backends: tuple[Backend, ...]) -> None:
+    def __init__(self, shared: Arenas, backends: tuple[Backend, ...], budgets: Mapping[int, int]) -> None:
         self.at: _Buffers | None = None
         """The buffers that the scheduler has, or had last: its allocations are in them."""
         self._on: tuple[_OnBackend, ...] = ()
         """Those of `at` on each backend."""
-        super().__init__(backends)
+        super().__init__(backends, budgets)
         self.shared = shared
         self._allocations: Callable[[], Allocations | None] = lambda: None
         self._pipeline: Pipeline | None = None

@@ -277,16 +277,23 @@ def test_a_plan_that_just_fits_is_taken(kind):
     assert failed.value.needed - failed.value.available == 1
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_held_counts_as_available_for_the_next_graph(kind):
-    """A larger graph that fits once the smaller one's arena is given back."""
-    small, large = wide(4), wide(9)
+def test_what_is_held_counts_as_available_for_the_next_graph(kind, is_shared):
+    """A larger graph that fits once the smaller one's arena is given back, which is before the larger one is taken."""
+    def alloc_buffer(size):
+        buffer = type(backend).alloc_buffer(backend, size)
+        most.append(backend.used)
+        return buffer
+
+    small, large, most = wide(4), wide(9), []
     needed = gs.Scheduler([limited(kind, 10**9)[0]]).plan(large[0]).buffer_sizes[0]
     backend, options = limited(kind, needed)
-    with gs.Scheduler([backend], **options) as sched:
+    backend.alloc_buffer = alloc_buffer
+    with gs.Scheduler([backend], arenas=gs.Arenas() if is_shared else None, **options) as sched:
         sched.alloc(small[0])
         sched.alloc(large[0])
-        assert backend.used == needed
+        assert backend.used == needed == max(most)
         sched.alloc(small[0])
         sched.compute(small[0], zero=True)
 
