@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ggml_sched as gs
 from ggml_sched._graph import Context, Graph, Tensor, bind_resident
@@ -75,6 +75,29 @@ class Held:
     """The shapes whose graphs fit the limits, and are to be reserved."""
     shifts: bool = True
     """Whether the graph of a context shift fits, too, and is to be reserved."""
+
+
+class _Trial(NamedTuple):
+    """Choices of the weights that stay on each backend with a limit, and the plans with these."""
+
+    choices: dict[Backend, Choice]
+    rooms: dict[Backend, int]
+    """The bytes for weights and windows beside the largest arenas so far."""
+    budgets: dict[Backend, int]
+    """The bytes that the weights that stay leave for arenas and slots."""
+    left: dict[Backend, int]
+    """The bytes that arenas leave of these; less than 0 where the plans do not fit."""
+    stored: list[str]
+    plans: list[Plan]
+
+    @property
+    def fits(self) -> bool:
+        return min(self.left.values()) >= 0
+
+    @property
+    def seconds(self) -> float:
+        """The estimated seconds of all fetches of an evaluation."""
+        return sum(choice.seconds for choice in self.choices.values())
 
 
 def store_for(source: object, rows: Backend) -> Store:
@@ -400,11 +423,14 @@ class _Limited:
         if slots is not None:
             uses = {b: [use for use in of if use.name not in slots.names] for b, of in uses.items()}
             fixed = {b: size + (slots.nbytes if b is slots.home else 0) for b, size in fixed.items()}
+        best: _Trial | None = None
+        spare = dict.fromkeys(self.limits, 0)
         for turn in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
-            choices = {b: choose(uses[b], rooms[b]) or least_choice(uses[b]) for b in self.limits}
-            if turn == 0 and self.fit is not None and self.fit.fetching is not None:
-                choices = {b: chosen(uses[b], self.fit.fetching.names) for b in self.limits}
+            choices = {b: choose(uses[b], rooms[b], spare[b]) or least_choice(uses[b], spare[b]) for b in self.limits}
+            names = None if turn or self.fit is None or self.fit.fetching is None else self.fit.fetching.names
+            if names is not None:
+                choices = {b: chosen(uses[b], names) for b in self.limits}
             stored = [*idle, *(use.name for choice in choices.values() for use in choice.fetched)]
             windows = {b: choice.window for b, choice in choices.items()}
             plans = self.plans(shapes, stored, windows) + self.shift_plans(stored, windows)
@@ -412,20 +438,30 @@ class _Limited:
             # Without the windows, arenas are a few bytes larger or smaller than in plans without fetched weights.
             bare = {b: self.counted(plans, b) - choices[b].window for b in self.limits}
             budgets = {b: limit - fixed[b] - choices[b].resident for b, limit in self.limits.items()}
-            left = {b: budgets[b] - bare[b] - choices[b].window for b in self.limits}
-            if min(left.values()) >= 0:
-                if slots is not None:
-                    home, least = slots.home, slots
-                    slots = least.grown(min(left[home], self._most_slots(least) * least.slot_nbytes - least.nbytes))
-                    rooms[home] += least.nbytes
-                    budgets[home] -= slots.nbytes - least.nbytes
-                return self._held(shapes, uses, choices, rooms, budgets, work, stored, plans, slots)
-            for b in self.limits:
-                if choices[b] == least_choice(uses[b]) and left[b] < 0:
-                    raise self._refusal(b, uses[b], fixed[b], bare[b], slots)
-            others = {b: max(bare[b], others[b]) for b in self.limits}
-        b = min(self.limits, key=lambda b: left[b])
-        raise self._refusal(b, uses[b], fixed[b], others[b], slots)
+            trial = _Trial(choices, rooms, budgets, {b: budgets[b] - bare[b] - choices[b].window for b in self.limits},
+                           stored, plans)
+            if trial.fits and (best is None or trial.seconds < best.seconds):
+                best = trial
+                # Where an arena is largest at nodes beside which little is fetched, a part of a window takes no more.
+                spare = {b: max(0, others[b] - bare[b]) for b in self.limits}
+                if names is not None or not trial.seconds or not any(spare.values()):
+                    break
+            elif best is not None:
+                break
+            else:
+                for b in self.limits:
+                    if choices[b] == least_choice(uses[b]) and trial.left[b] < 0:
+                        raise self._refusal(b, uses[b], fixed[b], bare[b], slots)
+                others = {b: max(bare[b], others[b]) for b in self.limits}
+        if best is None:
+            b = min(self.limits, key=lambda b: trial.left[b])
+            raise self._refusal(b, uses[b], fixed[b], others[b], slots)
+        if slots is not None:
+            home, least = slots.home, slots
+            slots = least.grown(min(best.left[home], self._most_slots(least) * least.slot_nbytes - least.nbytes))
+            best.rooms[home] += least.nbytes
+            best.budgets[home] -= slots.nbytes - least.nbytes
+        return self._held(shapes, uses, best.choices, best.rooms, best.budgets, work, best.stored, best.plans, slots)
 
     def _most_slots(self, least: SlotsSpec) -> int:
         """The most slots that there are: those of a placement, as memory of the host may be for other models."""

@@ -111,7 +111,7 @@ def test_whole_experts_of_a_model_in_turns_keep_the_joint_budget(tmp_path: Path,
         models = [stack.enter_context(llama.load(path, [host], n_batch=n, place=fit.model(k), arenas=arenas,
                                                  experts="whole")) for k, (path, n) in enumerate(zip(
                                                      paths, (1, 64), strict=True))]
-        assert models[0].slots is None and models[0].residency.nbytes > 0
+        assert models[0].slots is None and models[0].residency.nbytes == 6 * 131_072
         for _ in range(2):
             for model in models:
                 model.reset()

@@ -285,6 +285,19 @@ def test_more_memory_never_fetches_more():
     assert fetched == sorted(fetched, reverse=True) and fetched[-1] == 0 < fetched[-2]
 
 
+def test_a_window_takes_no_memory_beside_arenas_that_are_largest_elsewhere():
+    """The logits of a prompt need the most; weights are fetched when most of that memory is free."""
+    options = {"n_ctx": 256, "n_threads": 1, "n_batch": 16}
+    data = random_llama(1, n_vocab=2000, n_embd=128, n_layer=4, n_head=4, n_head_kv=2, n_ff=96)
+    expected = without_limit(data, **options)
+    for limit in limits_between(data, [0.5, 0.6], **options):
+        assert checked(data, limit, expected, **options) > 0
+        with load(data, memory=limit, **options) as model:
+            (cpu,) = model.backends
+            left = model._runner.held.budgets[cpu] - model.scheduler.buffer_size(cpu)
+            assert 0 <= left < 10_000
+
+
 def test_limits_are_bytes_texts_or_by_backend():
     options = {"n_ctx": 64, "n_batch": 16}
     with gs.CpuBackend(1) as cpu:
