@@ -51,6 +51,8 @@ __all__ = ["load"]
 MAX_ROWS = 1 << 30
 N_BATCH = 512
 """Tokens that are evaluated together where the caller does not say how many."""
+LEAST_CONTEXT = 256
+"""The fewest tokens of a context that the caller leaves open under a limit, if the model was trained with as many."""
 
 
 def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | None = None,
@@ -71,8 +73,9 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     caller leaves these out; the weights that it fetches are fetched, and the memory of its host is a limit as `memory`
     is.  `backends` are then those with the names of its devices; None: the devices' own.
     `n_ctx`: rows of the cache, for the tokens of `n_seq` sequences together; None or 0: as many as the model was
-    trained with, but no more than fit into half of the free memory and an eighth of `memory`.  `n_batch`: tokens that
-    are evaluated at a time (default 512, or what `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
+    trained with, but no more than fit into half of the free memory and an eighth of `memory`, or half of these, and so
+    on, to 256, where `memory` allows no more.  `n_batch`: tokens that are evaluated at a time (default 512, or what
+    `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
     flash attention a block type like "q8_0".  `flash`: whether attention is one node; None: where backends support it.
     `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
     have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it (with
@@ -179,19 +182,24 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
         weights = (outline.weights if outline is not None
                    else load_weights(file, specs, at, use_mmap, progress, twins=twins))
         undo.callback(lambda: weights.close())
-        n_ctx = n_ctx or trained_context(hparams, kv_type, backends, limits)
-        n_states = Runner.n_states(hparams, n_seq)
-        cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or bool(flash))
-        undo.callback(lambda: cache.close())
-        if flash is None and not has_flash(arch, hparams, weights, cache):
-            cache.close()
-            cache = KVCache(hparams, n_ctx, at, kv_type, n_states)
         held = None
         if outline is not None:
             store = store_for(path, at("token_embd.weight", None))
             undo.callback(store.close)
-            held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy,
-                                 experts, fit)
+        contexts = [n_ctx] if n_ctx else open_contexts(hparams, kv_type, backends, limits)
+        for n_ctx in contexts:
+            cache = _cache_of(arch, hparams, weights, n_ctx, at, kv_type, n_seq, flash)
+            undo.callback(cache.close)
+            try:
+                if outline is not None:
+                    held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch,
+                                         policy, experts, fit)
+                break
+            except OutOfMemory:
+                if n_ctx == contexts[-1]:
+                    raise
+                cache.close()
+        if held is not None:
             if held.store is None:
                 store.close()
             weights = load_weights(file, specs, at, use_mmap, progress, twins=twins, store=held.store,
@@ -202,6 +210,17 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
         runner.reserve()
         undo.pop_all()
         return runner
+
+
+def _cache_of(arch: architectures.Architecture, hparams: Hparams, weights: Weights, n_ctx: int, at: PlaceFunction,
+              kv_type: Type, n_seq: int, flash: bool | None) -> KVCache:
+    """An empty cache for flash attention, or, if `flash` is None and a backend does not support that, for the other."""
+    n_states = Runner.n_states(hparams, n_seq)
+    cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or flash)
+    if flash is None and not has_flash(arch, hparams, weights, cache):
+        cache.close()
+        return KVCache(hparams, n_ctx, at, kv_type, n_states)
+    return cache
 
 
 def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None, **settings: Any) -> Model:
@@ -232,6 +251,18 @@ def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
     for backend, asked in nodes.items():
         backend.expect_queries(asked)
     return all(backend.supports_op(node) for backend, asked in nodes.items() for node in asked)
+
+
+def open_contexts(h: Hparams, kind: Type, backends: Sequence[Backend], limits: Mapping[Backend, int]) -> list[int]:
+    """What is tried in turn for `n_ctx` 0 or None: the trained context, and under limits the half of it, and so on, to
+    LEAST_CONTEXT; so the least limit that suffices does not depend on the limit that was given."""
+    found = [trained_context(h, kind, backends, limits)]
+    if limits:
+        least = min(h.n_ctx_train, LEAST_CONTEXT)
+        found[0] = max(found[0], least)
+        while found[-1] > least:
+            found.append(max(found[-1] // 2, least))
+    return found
 
 
 def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],

@@ -217,6 +217,20 @@ def test_the_least_limit_that_an_error_names_is_enough_and_one_byte_less_is_not(
         load(WIDE, memory=least - 1, **options)
 
 
+@pytest.mark.parametrize("options", [{"n_batch": 64, "flash": False}, {"n_batch": None}, {"n_batch": 4, "n_seq": 3}])
+def test_the_least_limit_suffices_where_the_context_is_left_open(options):
+    data = random_llama(1, n_vocab=64, n_embd=32, n_layer=2, n_head=4, n_head_kv=1, n_ff=48, n_ctx=4000)
+    least = limit_of(data, "least", n_threads=1, **options)
+    with load(data, memory=least, n_threads=1, **options) as model:
+        assert model.n_ctx == 256 and held(model) <= least
+    with pytest.raises(gs.OutOfMemory) as raised:
+        load(data, memory=least - 1, n_threads=1, **options)
+    assert raised.value.needed == least
+    for limit in 2 * least, 4 * least, 1 << 24:
+        with load(data, memory=limit, n_threads=1, **options) as model:
+            assert 256 <= model.n_ctx <= 4000 and held(model) <= limit
+
+
 def test_the_least_limit_fetches_nothing_where_fetches_would_need_more(tmp_path):
     """Of a file each fetch reads whole blocks, which can be more than all weights of a small model."""
     path, options = tmp_path / "model.gguf", {"n_ctx": 32, "n_threads": 1, "n_batch": 16}
