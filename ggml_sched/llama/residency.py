@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ggml_sched.placement.residency import Choice, Use, choose, least_choice
+from ggml_sched.placement.residency import Choice, Use, choose
 
 if TYPE_CHECKING:
     from ggml_sched.llama.expert_slots import SlotsSpec
 
-__all__ = ["Choice", "Residency", "Use", "choose", "least_choice"]
+__all__ = ["Residency"]
 
 GIB = 1 << 30
 

@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from ggml_sched.llama.residency import Residency, Use, choose, least_choice
+from ggml_sched.llama.residency import Residency
+from ggml_sched.placement.residency import Use, choose, least_choice
 
 MIB = 1 << 20
 
