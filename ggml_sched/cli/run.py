@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ggml_sched.cli.experts import POLICIES
 from ggml_sched.cli.run_progress import Compiling, Progress
 from ggml_sched.cli.run_report import report
-from ggml_sched.errors import Error
+from ggml_sched.errors import Error, OutOfMemory
 
 if TYPE_CHECKING:
     from ggml_sched import Backend, Fit
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
         memory = None if args.memory is None or args.fit else _budget(args, source)
-        with Progress(os.path.basename(source)) as progress:
+        with Progress(os.path.basename(source)) as progress, _naming_enough(args.memory, memory):
             model = stack.enter_context(llama.load(
                 source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
                 kv_type=args.kv_type, flash=False if args.no_flash else None, use_mmap=not args.no_mmap,
@@ -174,6 +174,22 @@ def _budget(args: argparse.Namespace, source: str) -> int:
         tokens = file.metadata.get("tokenizer.ggml.tokens", ())
         n_vocab = 0 if args.tokens is not None or not isinstance(tokens, Sized) else len(tokens)
     return llama.process_budget(args.memory, n_vocab)
+
+
+@contextmanager
+def _naming_enough(limit: str, memory: int | None) -> Iterator[None]:
+    """Let the error of a model that needs more than `memory`, which is what `limit` leaves for it, say a limit that is
+    enough: a MiB more than the exact one, because `process_budget` rounds."""
+    from ggml_sched.placement.specs import read_bytes
+
+    try:
+        yield
+    except OutOfMemory as error:
+        if memory is None or error.needed is None or error.available != memory:
+            raise
+        enough = ((read_bytes(limit) + error.needed - memory) >> 20) + 2
+        raise OutOfMemory(f"{error}; --memory {enough}MiB is enough", error.backend, error.needed,
+                          error.available) from error
 
 
 def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:

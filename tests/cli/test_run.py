@@ -25,6 +25,7 @@ from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_
 from ggml_sched.llama.kvcache import KV_TYPES
 from ggml_sched.llama.text.tokenizer import Tokenizer
 from ggml_sched.placement import measured
+from ggml_sched.placement.specs import read_bytes
 
 pytest.importorskip("tokenizers")
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +156,19 @@ def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_co
     assert "the process holds" in capsys.readouterr().err
     assert cli.main(["run", str(path), "--tokens", "1", "--memory", "much"]) == 1
     assert "'much' is no size" in capsys.readouterr().err
+
+
+def test_a_limit_in_which_the_model_does_not_fit_is_refused_with_one_in_which_it_does(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "large.gguf"
+    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
+    options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--memory"]
+    others = (70 << 20) + 12_345        # what the process holds
+    monkeypatch.setattr("ggml_sched.llama.process_budget",
+                        lambda limit, n_vocab: (read_bytes(limit) - others) >> 20 << 20)
+    assert cli.main([*options, "71.5MiB"]) == 1
+    enough = re.search(r"the model needs .*; --memory (\d+MiB) is enough\n", capsys.readouterr().err)[1]
+    assert cli.main([*options, enough]) == 0
+    assert cli.main([*options, f"{int(enough[:-3]) - 2}MiB"]) == 1
 
 
 def test_a_fit_takes_no_limit_of_the_process_and_says_so_before_it_measures(model_file, capsys, monkeypatch):
