@@ -291,12 +291,7 @@ def _fullest(live: NDArray[np.float64]) -> NDArray[np.float64]:
     nodes, none of which has for all conditions at most the bytes of another.  Each node gives a lower bound, so others
     may be left out."""
     live = live[:, np.argsort(-live.sum(0), kind="stable")]
-    kept: list[int] = []
-    for i in range(live.shape[1]):
-        if not (live[:, kept] >= live[:, i, None]).all(0).any():
-            kept.append(i)
-            if len(kept) == _POSITIONS:
-                break
+    kept = np.flatnonzero(unbeaten(np.ascontiguousarray(-live.T)))[:_POSITIONS]
     return np.ascontiguousarray(live[:, kept])
 
 
@@ -451,33 +446,26 @@ class _Same:
         return self._known[key]
 
 
-_Runs: TypeAlias = list[dict[int, _Run]]
-"""For each node i: {t: the run of the nodes t .. i}, for each earlier node t such that t .. i may be one split."""
-
 _MOST_JOINED = 5        # runs with more different sites than this are left out
 _SMALL_COPY = 1 / 1024  # of the largest value: copies of less count from their first reader on, not from its split on
 
 
-def _runs(nodes: Nodes, sites: Sequence[int], streams: bool) -> _Runs:
-    """For each node the runs that end at it and may be one split.
+def _runs_to(nodes: Nodes, sites: Sequence[int], i: int, streams: bool) -> list[tuple[int, _Run]]:
+    """(Node t, the run of the nodes t .. i) for each earlier node t such that t .. i may be one split.
 
     `streams`: whether weights may be streamed, each of which may open a split.  A node with several residents is taken
     to end a split, because it may write to memory of another device.
     """
-    ends = [len(own) > 1 for own in nodes.residents]
-    found: _Runs = []
-    for i in range(len(sites)):
-        run: dict[int, _Run] = {}
-        joined, still, t = {sites[i]}, set[int](), i
-        while t > 0 and nodes.previous[t] == t - 1 and not ends[t - 1]:
-            if streams and nodes.residents[t]:
-                still.add(sites[t])
-            t -= 1
-            joined.add(sites[t])
-            if len(joined) > _MOST_JOINED:
-                break
-            run[t] = tuple(sorted(joined)), tuple(sorted(still))
-        found.append(run)
+    found = []
+    joined, still, t = {sites[i]}, set[int](), i
+    while t > 0 and nodes.previous[t] == t - 1 and len(nodes.residents[t - 1]) <= 1:
+        if streams and nodes.residents[t]:
+            still.add(sites[t])
+        t -= 1
+        joined.add(sites[t])
+        if len(joined) > _MOST_JOINED:
+            break
+        found.append((t, (tuple(sorted(joined)), tuple(sorted(still)))))
     return found
 
 
@@ -499,7 +487,7 @@ def _alive(nodes: Nodes, sites: Sequence[int], n_sites: int, lasting: frozenset[
                 views[value.number if value.origin == NODE else n].append(v)
             first, _ = read_by[v].get(sites[i], (i, i))
             read_by[v][sites[i]] = (first, i)
-    runs = _runs(nodes, sites, streams)
+    runs: dict[int, list[tuple[int, _Run]]] = {}
     largest = max((value.nbytes for value in nodes.values if value.origin != RESIDENT), default=0)
     for v, value in enumerate(nodes.values):
         if value.origin == RESIDENT:
@@ -515,7 +503,9 @@ def _alive(nodes: Nodes, sites: Sequence[int], n_sites: int, lasting: frozenset[
         ahead: dict[int, set[_Run]] = {}
         if value.nbytes >= _SMALL_COPY * largest:
             for _, start, _ in spans:
-                for t, run in runs[start].items():
+                if start not in runs:
+                    runs[start] = _runs_to(nodes, sites, start, streams)
+                for t, run in runs[start]:
                     if source not in run[0]:
                         ahead.setdefault(t, set()).add(run)
         edges = sorted({at for _, start, stop in spans for at in (start, stop + 1)} | ahead.keys()

@@ -75,8 +75,11 @@ def node_bound(graphs: Sequence[Facts], weights: Sequence[float], devices: Seque
         raise ValueError(f"weights are {list(weights)}; a weight is finite and not negative")
     keys = keys_of(graphs, models)
     wired = [_Wired(graph, weight, devices, keys) for graph, weight in zip(graphs, weights, strict=True) if weight > 0]
+    shares = shares_of(wired)
+    needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight], keys)
+    sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
     both = [[each.readers(by_bytes) for each in wired] for by_bytes in (True, False)]
-    forests = [Forest(graphs, weights, devices, links, allowed or {}, wired, readers, keys)
+    forests = [Forest(devices, links, allowed or {}, wired, readers, shares, needs, sizes)
                for readers in both[:1 + (both[0] != both[1])]]
     lowest: NodeBound | None = None
     for case in cases(forests[0], room):
@@ -177,11 +180,12 @@ class Forest:
     """The nodes and residents of all graphs of the goal, as the entries of a forest: each has a parent or is a root.
 
     `wired`: the graphs of the goal; `readers`: for each of them {node: (its parent, the bytes that this one reads)}.
+    `shares`: see `shares_of`; `needs`: `held_by_products` of the other graphs; `sizes`: {resident of any graph: bytes}.
     """
 
-    def __init__(self, graphs: Sequence[Facts], weights: Sequence[float], devices: Sequence[Device], links: Links,
-                 allowed: Mapping[Key, Sequence[bool]], wired: Sequence[_Wired],
-                 readers: Sequence[Mapping[int, tuple[int, float]]], keys: Mapping[Tensor, Key]) -> None:
+    def __init__(self, devices: Sequence[Device], links: Links, allowed: Mapping[Key, Sequence[bool]],
+                 wired: Sequence[_Wired], readers: Sequence[Mapping[int, tuple[int, float]]],
+                 shares: Mapping[Key, Sequence[float]], needs: Mapping[Key, float], sizes: Mapping[Key, int]) -> None:
         self.devices: Sequence[Device] = devices
         self.links: Links = links
         n = len(devices)
@@ -195,9 +199,6 @@ class Forest:
         bytes are divided among these entries (`shares_of`)."""
         self.held: list[float] = []
         """For each entry the bytes that the arena of its device holds at least, because of this entry."""
-        shares = shares_of(wired)
-        needs = held_by_products([graph for graph, weight in zip(graphs, weights, strict=True) if not weight], keys)
-        sizes = {keys[root]: root.nbytes for graph in graphs for roots in graph.residents for root in roots}
         for number, (each, above) in enumerate(zip(wired, readers, strict=True)):
             self._add_graph(each, above, {key: share[number] for key, share in shares.items()}, needs, allowed)
         for key in sizes.keys() - shares.keys():        # residents that only graphs of weight 0 read

@@ -40,37 +40,41 @@ class Tables(TableChains):
         residents: dict[str, int] = {}
         nodes: list[dict[Tensor, int]] = [{} for _ in self.graphs]
         streamed: list[dict[str, None]] = [{} for _ in self.graphs]
+        known: dict[tuple[int, Choice], list[tuple[list[int], list[int]]]] = {}
         for k, choice in enumerate(solution.path):
-            each = self._classes[self.classes[k]]
-            m, stage = self._of_stage[k]
-            row = int(chain.rows[self.classes[k]][choice.pattern])
-            for r, name in enumerate(self._outlines[k].names):
-                residents.setdefault(name, int(each.devices[row, each.atoms.of[r]]))
-            for n, g in enumerate(self.models[m].graphs):
-                self._assign(nodes[g], streamed[g], chain, each, k, stage, row, choice, m, n)
+            c = self.classes[k]
+            each, (m, stage), names = self._classes[c], self._of_stage[k], self._outlines[k].names
+            row = int(chain.rows[c][choice.pattern])
+            held = each.devices[row].tolist()
+            for name, a in zip(names, each.atoms.of, strict=True):
+                residents.setdefault(name, held[a])
+            graphs = self.models[m].graphs
+            if (c, choice) not in known:
+                known[c, choice] = [self._assigned(chain, each, c, row, choice, n) for n in range(len(graphs))]
+            for g, own, (devices, far) in zip(graphs, self.models[m].stages[stage].nodes, known[c, choice],
+                                              strict=True):
+                nodes[g].update(zip([self.graphs[g].nodes[i] for i in own], devices, strict=True))
+                streamed[g].update(dict.fromkeys(names[r] for r in far))
         return Assignment(residents, tuple(nodes), tuple(tuple(names) for names in streamed))
 
-    def _assign(self, nodes: dict[Tensor, int], streamed: dict[str, None], chain: TableChain, each: StageClass, k: int,
-                stage: int, row: int, choice: Choice, m: int, n: int) -> None:
-        """Add the nodes of graph n of model m in stage k of the chain to `nodes`, with their devices, and the names of
-        the weights that they read from another device to `streamed`."""
+    def _assigned(self, chain: TableChain, each: StageClass, c: int, row: int, choice: Choice,
+                  n: int) -> tuple[list[int], list[int]]:
+        """(The device of each node of graph n in a stage of class c, the weights that nodes read from another device,
+        as indices of the stage's residents)."""
         follows = each.active.index(n) if n in each.active else 0
         rule, came, streams_to = 0, self._host, -1
         if each.active:
             came = self.states[choice.state_in][follows]
-            v, _ = self._variant(chain, each, self.classes[k], row, choice, follows)
+            v, _ = self._variant(chain, each, c, row, choice, follows)
             rule = each.costs[follows].rule[v]
             streams_to = each.costs[follows].streams_to[v] if n in each.active else -1
-        device = [*each.devices[row].tolist(), came, self._host]
+        held = each.devices[row].tolist()
+        device, residents, of = [*held, came, self._host], each.outline.residents, each.atoms.of
         if streams_to >= 0:
             for a, members in enumerate(each.atoms.members):
-                if device[a] == self._host and not any(each.outline.residents[r].cache for r in members):
+                if device[a] == self._host and not any(residents[r].cache for r in members):
                     device[a] = streams_to
-        g = self.models[m].graphs[n]
-        made = self._outlines[k]
-        for i, node in enumerate(self.models[m].stages[stage].nodes[n]):
-            at = device[each.rules[rule][n][i]]
-            nodes[self.graphs[g].nodes[node]] = at
-            for r in made.graphs[n].residents[i]:
-                if not made.residents[r].cache and int(each.devices[row, each.atoms.of[r]]) != at:
-                    streamed[made.names[r]] = None
+        devices = [device[site] for site in each.rules[rule][n]]
+        far = [r for at, read in zip(devices, each.outline.graphs[n].residents, strict=True) for r in read
+               if not residents[r].cache and held[of[r]] != at]
+        return devices, far

@@ -138,9 +138,10 @@ class Problem:
 
     def bytes_of(self, path: Ints) -> tuple[int, ...]:
         """Bytes of a path on every device."""
-        rows = np.stack([self.all_memory[number][pattern]
-                         for number, pattern in zip(self.classes, self.pattern[path], strict=True)])
-        return tuple(rows.sum(0).tolist())
+        total = np.zeros(len(self.all_budgets), np.int64)
+        for number, memory in enumerate(self.all_memory):
+            total += memory[self.pattern[path[self.classes == number]]].sum(0)
+        return tuple(total.tolist())
 
 
 def checked_classes(chain: Chain) -> NDArray[np.int32]:
