@@ -332,6 +332,7 @@ def test_multipliers_are_what_a_byte_is_worth():
     ({"memory": (np.zeros((2, 2), int),)}, ValueError, r"class 0: bytes of shape \(2, 2\)"),
     ({"memory": (np.zeros((1, 3), int),)}, ValueError, r"class 0: bytes of shape \(1, 3\)"),
     ({"memory": (np.zeros((1, 2)),)}, TypeError, "bytes float64"),
+    ({"devices": ((0,), (1,))}, ValueError, "devices of 2 states, and 1 states"),
     ({"memory": (np.array([[-1, 0]]),)}, ValueError, "patterns of -1 .. 0 bytes"),
     ({"memory": (np.array([[1 << 60, 0]]),)}, ValueError, "patterns of 0 .. 1152921504606846976 bytes"),
 ])

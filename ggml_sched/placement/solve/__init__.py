@@ -1,9 +1,9 @@
 """Solves a chain: the cheapest pattern for each stage within the budgets, and a bound that proves how good it is.
 
 `solve` tries fast methods first, and ends as soon as the gap is small enough: the bound by multipliers (`bound`); the
-paths of its relaxations, repaired and improved by exchanges (`search`); the bound by runs (`runs`); paths by labels
-(`labels`); branch and bound over numbers of columns (`branches`); a bound by merged labels (`merged`); counts of equal
-stages by an integer program (`counts`) where HiGHS is installed.
+paths of its relaxations, repaired and improved by exchanges (`search`); paths by labels (`labels`); branch and bound
+over numbers of columns (`branches`); a bound by merged labels (`merged`); counts of equal stages by an integer program
+(`counts`) where HiGHS is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ggml_sched.placement.solve.counts import Counts, has_highs, highs, linear
 from ggml_sched.placement.solve.labels import Labels
 from ggml_sched.placement.solve.merged import MergedBound
 from ggml_sched.placement.solve.problem import Problem
-from ggml_sched.placement.solve.runs import RunBound
 from ggml_sched.placement.solve.search import improve, repair, splice
 
 __all__ = ["solve"]
@@ -41,8 +40,8 @@ EFFORTS: dict[str, tuple[tuple[int, int], ...]] = {
 MERGED = {"few": 1 << 19, "bound": 1 << 21, "all": 1 << 24, "more": 1 << 25}
 """{effort: about how many columns the bound by merged labels tries}."""
 MAX_MERGED = 2
-"""Labels are merged, and runs bounded, only where at most so many devices are scarce: with more, branch and bound
-proves more, and sooner."""
+"""Labels are merged only where at most so many devices are scarce: with more, branch and bound proves more, and sooner.
+"""
 BRANCHED = {"few": (1 << 20, 1 << 18), "bound": (1 << 22, 1 << 20), "all": (1 << 23, 1 << 21),
             "more": (1 << 24, 1 << 22)}
 """{effort: over about how many columns branch and bound seeks paths, and where labels are merged after it}."""
@@ -55,8 +54,6 @@ COUNTED = ("bound", "all")
 """The efforts with which the solver "auto" solves integer programs."""
 MOST_COUNTED = 300
 """The most columns of such a program: HiGHS takes seconds for a thousand columns."""
-NEAR_STOP = 1.01
-"""With the effort "few" the bound by runs is computed only if `stop_at` is at most this many times the bound before."""
 TINY = 1e-12
 """The part by which two sums of the same seconds, in different order, may differ."""
 
@@ -70,9 +67,9 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
     None if none were found.  The same call gives the same result.  The search also ends as soon as the bound reaches
     `cutoff` seconds: then `path` is None if no path below `cutoff` was found before.
 
-    `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels, without the
-    bound by runs; "all" with labels for some tenths of a second, and by counts; "more" with labels for up to a second;
-    "most" with labels for some seconds.
+    `effort`: "few" searches with few labels; "bound" as "few", with better bounds; "some" with more labels; "all" with
+    labels for some tenths of a second, and by counts; "more" with labels for up to a second; "most" with labels for
+    some seconds.
 
     `solver`: "own" uses this package alone; "highs" uses HiGHS (the extra `fit`) for what labels do not prove; "auto"
     uses HiGHS if it is installed, for programs so small that they take about a second.
@@ -96,12 +93,6 @@ def solve(chain: Chain, budget: Sequence[int], within: float = 0.005, *, solver:
         return answer(problem, bound, None)
     path = first_paths(problem, bound)
     if not is_near(problem, bound, path, within):
-        stop = stop_at(problem, path, within, cutoff)
-        by_runs = RunBound(problem)
-        helps = by_runs.helps and len(problem.scarce) <= MAX_MERGED and effort != "some"
-        if helps and (effort != "few" or stop <= bound.value * NEAR_STOP):
-            by_runs.raise_(bound, stop, effort == "few")
-    if not is_near(problem, bound, path, within) and bound.value < cutoff:
         labels, is_merged = Labels(problem, bound), effort in MERGED and len(problem.scarce) <= MAX_MERGED
         path = search_labels(labels, path, within, cutoff, EFFORTS[effort][:1])
         if effort in BRANCHED and len(problem.scarce) >= MIN_BRANCHED and not is_done(labels, path, within, cutoff):

@@ -59,7 +59,7 @@ class Bound:
     shares: list[float] = field(default_factory=list)
     """The weight of each path of `mixture`; their sum is 1."""
     basis: list[tuple[str, int | Relaxation]] = field(default_factory=list)
-    """The basis of the master problem (`Master.basis`), with the paths of its planes."""
+    """The basis of the master problem: ("slack", row), ("over", row) or ("plane", path)."""
 
 
 def relax(problem: Problem, multipliers: Floats, closed: NDArray[np.uint8] | None = None) -> Relaxation | None:

@@ -8,8 +8,6 @@ rule against cycles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,28 +45,6 @@ class Master:
         self._count += 1
         if not len(self._basis):
             self._basis = np.array([at, *(self.n * int(over > 0) + row for row, over in enumerate(excess))], np.int64)
-
-    def add_all(self, costs: Floats, excess: Floats) -> None:
-        """Add a plane for each of `costs` [planes] and `excess` [planes, multipliers]."""
-        self.add(float(costs[0]), excess[0])
-        at, end = self._count, self._count + len(costs) - 1
-        while end > len(self._prices):
-            self._grow()
-        self._columns[at:end, 0], self._columns[at:end, 1:], self._prices[at:end] = 1.0, excess[1:], costs[1:]
-        self._count = end
-
-    @property
-    def basis(self) -> list[tuple[str, int]]:
-        """The basis of the last solution: ("slack", row), ("over", row) or ("plane", number of the plane)."""
-        n = self.n
-        return [("slack", k) if k < n else ("over", k - n) if k < 2 * n else ("plane", k - 2 * n)
-                for k in self._basis.tolist()]
-
-    def begin_at(self, basis: Sequence[tuple[str, int]]) -> None:
-        """Begin the next solution at a basis, which has to be feasible."""
-        offset = {"slack": 0, "over": self.n, "plane": 2 * self.n}
-        self._basis = np.array([offset[kind] + number for kind, number in basis], np.int64)
-        self._updated[0] = -1
 
     def _grow(self) -> None:
         self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
