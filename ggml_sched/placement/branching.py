@@ -82,12 +82,10 @@ class Branching:
             bound, _, made = heappop(cases.left)
             if cases.is_wide and cases.is_far(bound) and not made.turns:
                 better = self.bounds.branched(made, bound, FIRST)
-            else:
-                better = self.bounds.entered(made, bound)
-            if better > bound and cases.left and better > cases.left[0][0]:
-                cases.put(better, made)
-                continue
-            bound = better
+                if better > bound and cases.left and better > cases.left[0][0]:
+                    cases.put(better, made)
+                    continue
+                bound = better
             if cuts < MAX_CUTS and self._cut(bound, made):
                 cuts += 1
             else:

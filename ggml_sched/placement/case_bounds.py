@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.chain import Solution
-from ggml_sched.placement.chains import dearer, entered
+from ggml_sched.placement.chains import dearer
 from ggml_sched.placement.open_cases import FAR, WORTH, Open, OpenCases, relaxed
 from ggml_sched.placement.phases import Phase, PhasedCase
 from ggml_sched.placement.solve import answer
@@ -29,9 +29,6 @@ FEW_CACHES = 0.02
 BELOW, MAX_BELOW = 0.03, 8
 """The bound of placements with smaller arenas is improved by `solve` where it is below the bound that is wanted by at
 most the part `BELOW`, and at most `MAX_BELOW` times."""
-MAX_ENTERED = 3
-"""`CaseBounds.entered` improves the bound of a case only if at most this many entries of `Case.caches` are True,
-without those that others imply."""
 
 
 class CaseBounds:
@@ -45,12 +42,11 @@ class CaseBounds:
         self._below = 0             # bounds of placements with smaller arenas that `solve` improved
 
     def finest(self, made: Open, bound: float) -> float:
-        """The bound of a case, improved by `_finer` and `_by_phases` if it is not near the best."""
+        """The bound of a case, improved by `_finer` if it is not near the best."""
         if len(self.tables) > 1 or made.phased is not None or self.candidates.best is None or self.candidates.is_near(
                 bound):
             return bound
-        bound = max(bound, self._finer(made))
-        return bound if self.candidates.is_near(bound) else max(bound, self._by_phases(made))
+        return max(bound, self._finer(made))
 
     def _finer(self, made: Open) -> float:
         """Another bound of a case: the least of several, one for each kind of placement.  A placement either has, on
@@ -74,35 +70,6 @@ class CaseBounds:
                 few = candidates.solve(replace(made.chain, cost=costs), case.floors,
                                        cutoff=candidates.cutoff + 2 * fine, effort="bound")
                 bounds.append(math.inf if few is None else few.bound - 2 * fine)
-        if not bounds:
-            return -math.inf
-        most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")
-        return min([math.inf if most is None else most.bound, *bounds])
-
-    def entered(self, made: Open, bound: float) -> float:
-        """A better bound of a case in which some devices have caches: the bound over paths with caches on all of these
-        devices.  Returns `bound` if that is better, or if too many caches are decided.
-
-        Each path of the case pays for copies of inputs to all of these devices, but may have caches on fewer of them,
-        and so fewer copies of activations and fewer splits.  The bound by multipliers is a mean of paths such as these.
-        """
-        if len(self.tables) > 1 or made.is_raised:
-            return bound
-        made.is_raised = True
-        [table], [chain], [case] = self.tables, made.chains, made.cases
-        there = {entry for entry, held in enumerate(case.caches[:len(table.readers) * len(table.devices)]) if held}
-        required = sorted(there - {other for entry in there for other in table.implied[entry]})
-        if not 0 < len(required) <= MAX_ENTERED:
-            return bound
-        held = [of[rows] for of, rows in zip(table.reading, chain.rows, strict=True)]
-        room = self.candidates.room(made.floors)
-        return max(bound, relaxed(entered(made.chain, held, required), room)[0].bound)
-
-    def _by_phases(self, made: Open) -> float:
-        """Another bound of a case: the least of its bound with arenas as large as `_lasting` finds, and of the bounds
-        of the placements with smaller arenas."""
-        candidates = self.candidates
-        floors, bounds = self._lasting(made, -math.inf)
         if not bounds:
             return -math.inf
         most = candidates.solve(made.chain, floors, cutoff=candidates.cutoff, effort="bound")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.chain import Chain, Choice
 
-__all__ = ["dearer", "entered", "fined", "joined", "parted", "phased"]
+__all__ = ["dearer", "fined", "joined", "parted", "phased"]
 
 ChainT = TypeVar("ChainT", bound=Chain)
 
@@ -126,32 +126,3 @@ def phased(outer: Chain, inner: Chain, held: Sequence[NDArray[np.bool_]]) -> Cha
         memory.append(np.concatenate([out_memory[free], out_memory[caching], in_memory]))
     start = np.concatenate([outer.start, np.full(2 * n, np.inf)])
     return Chain(outer.classes, tuple(costs), tuple(memory), start, outer.devices * 3)
-
-
-def entered(chain: Chain, held: Sequence[NDArray[np.bool_]], required: Sequence[int]) -> Chain:
-    """A chain of the paths that have a stage with every one of the `required` marks.
-
-    The states also say which of these marks a stage before has had: state `s` of `chain` becomes `states * m + s`,
-    where bit i of `m` is set if a stage before had `required[i]`.  `held`: for each class which marks a pattern has,
-    such as caches on some device [patterns, marks].  The last stage gets a class of its own, after which all bits have
-    to be set.
-    """
-    n, every = len(chain.start), (1 << len(required)) - 1
-    bits = [there[:, list(required)] @ (1 << np.arange(len(required))) for there in held]
-
-    def widened(number: int, ends: Sequence[int]) -> NDArray[np.float64]:
-        table = chain.cost[number]
-        wide = np.full((len(table), (every + 1) * n, (every + 1) * n), np.inf)
-        for own in np.unique(bits[number]).tolist():
-            rows = np.flatnonzero(bits[number] == own)
-            for before in range(every + 1):
-                after = before | own
-                if after in ends:
-                    wide[rows, before * n:(before + 1) * n, after * n:(after + 1) * n] = table[rows]
-        return wide
-
-    cost = [widened(number, range(every + 1)) for number in range(len(chain.cost))]
-    cost.append(widened(chain.classes[-1], (every,)))
-    return Chain((*chain.classes[:-1], len(chain.cost)), tuple(cost),
-                 (*chain.memory, chain.memory[chain.classes[-1]]),
-                 np.concatenate([chain.start, np.full(every * n, np.inf)]), chain.devices * (every + 1))

@@ -153,13 +153,6 @@ class ClassNeeds(StageClasses):
                 found |= each.devices[:, a, None] == np.arange(len(self.devices))
         return found
 
-    @property
-    def reading(self) -> tuple[NDArray[np.bool_], ...]:
-        """For each class whether a pattern has caches on a device while the class is in a set of `readers` [patterns,
-        sets * devices], in the order of `Case.caches`."""
-        return tuple(np.concatenate([there & of[c] for of in self.readers], 1)
-                     for c, there in enumerate(self.holds_caches))
-
     @cached_property
     def implied(self) -> tuple[tuple[int, ...], ...]:
         """For each entry of `Case.caches` the others that are True if it is: those of sets of `readers` with all of its

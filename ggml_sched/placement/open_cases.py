@@ -48,8 +48,6 @@ class Open:
     """The bound with the floors as arenas, and the path at its multipliers; the path may exceed the budgets."""
     mixture: tuple[tuple[Choice, ...], ...]
     """Paths of which a weighted mean keeps the budgets; the bound is nearly the same mean of their seconds."""
-    is_raised: bool = False
-    """Whether `CaseBounds.entered` was called for this case."""
     turns: int = 0
     """How often `CaseBounds.branched` was called for this case."""
     branches: Branches | None = None

@@ -1,14 +1,12 @@
-"""Chains made of others: phases say which stages stand between two that hold caches on a device, and chains of what is
-entered have only paths with caches on all required devices."""
+"""Chains made of others: phases say which stages stand between two that hold caches on a device."""
 
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from random_chains import least, near_budget, random_chain
+from random_chains import random_chain
 
-from ggml_sched.placement.chain import Chain
-from ggml_sched.placement.chains import entered, phased
+from ggml_sched.placement.chains import phased
 
 RNG = np.random.default_rng(11)
 
@@ -41,24 +39,3 @@ def test_phases_forbid_what_is_too_large_between_two_stages_with_caches_and_noth
         assert found == best
         compared += best < np.inf and best > cheapest(chain)
     assert compared > 5
-
-
-def test_a_chain_of_what_is_entered_has_the_paths_with_caches_on_every_required_device_and_no_others():
-    rng, compared, dearer = np.random.default_rng(12), 0, 0
-    for _ in range(120):
-        n = int(rng.integers(2, 4))
-        chain = random_chain(rng, n, n_stages=int(rng.integers(2, 5)), n_patterns=3)
-        budget = near_budget(rng, chain)
-        held = [rng.random((len(cost), n)) < 0.4 for cost in chain.cost]
-        required = sorted(rng.choice(n, int(rng.integers(1, n + 1)), replace=False).tolist())
-        best = np.inf
-        for patterns in product(*(range(len(chain.cost[c])) for c in chain.classes)):
-            pairs = list(zip(chain.classes, patterns, strict=True))
-            if all(any(held[c][p, d] for c, p in pairs) for d in required):
-                alone = Chain(tuple(range(len(pairs))), tuple(chain.cost[c][[p]] for c, p in pairs),
-                              tuple(chain.memory[c][[p]] for c, p in pairs), chain.start)
-                best = min(best, least(alone, budget))
-        assert least(entered(chain, held, required), budget) == best
-        compared += best < np.inf
-        dearer += least(chain, budget) < best < np.inf
-    assert compared > 20 and dearer > 2

@@ -248,7 +248,9 @@ def test_a_device_pays_for_the_inputs_that_its_own_caches_read_and_for_no_others
             assert solution.cost + more == pytest.approx(seconds, rel=1e-9)
             paid += more > 1e-6
             closed = made.chain([False if held else None for held in there])
-            assert not any(made.reading[c][closed.rows[c]][:, there].any()
+            reading = [np.concatenate([held & of[c] for of in made.readers], 1)
+                       for c, held in enumerate(made.holds_caches)]
+            assert not any(reading[c][closed.rows[c]][:, there].any()
                            for c in closed.classes if np.isfinite(closed.cost[c]).any())
     assert differ > 20 and paid > 20
 
