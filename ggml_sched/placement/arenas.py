@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ggml_sched.placement.devices import Device, Links
 
-__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors", "raised", "united"]
+__all__ = ["Case", "by_caches", "first_case", "halves", "mirrored", "mirrors", "raised"]
 
 
 NEAR = 0.75
@@ -98,12 +98,6 @@ def by_caches(case: Case, unpaid: Sequence[float],
 def raised(case: Case, least: Sequence[int]) -> Case:
     """The same case where every placement needs at least `least` bytes of the arena of each device."""
     return case._replace(floors=tuple(max(pair) for pair in zip(case.floors, least, strict=True)))
-
-
-def united(cases: Sequence[Case]) -> Case:
-    """The smallest case with all placements of these cases, which have equal `caches`."""
-    return cases[0]._replace(limits=tuple(max(of) for of in zip(*(case.limits for case in cases), strict=True)),
-                             floors=tuple(min(of) for of in zip(*(case.floors for case in cases), strict=True)))
 
 
 MOST_MIRRORS = 24

@@ -1,8 +1,8 @@
 """The bound of all cases of arenas after the search: the cases with the least bounds are bounded with more effort.
 
 With one or two devices single cases are solved with more effort.  With more devices, or where the bound is still far
-below the best, branch and bound over numbers of columns goes on by turns for the case with the least bound; cases that
-differ little are united before, and a case that stays far below the best is parted.
+below the best, branch and bound over numbers of columns goes on by turns for the case with the least bound, and a case
+that stays far below the best is parted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
 
-from ggml_sched.placement.arenas import united
-from ggml_sched.placement.candidates import Candidates, chains_of
+from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.case_bounds import CaseBounds
 from ggml_sched.placement.chain import Choice, Solution
-from ggml_sched.placement.chains import dearer, joined
-from ggml_sched.placement.open_cases import WORTH, Bounded, Open, OpenCases, relaxed
+from ggml_sched.placement.chains import dearer
+from ggml_sched.placement.open_cases import WORTH, Open, OpenCases, relaxed
 from ggml_sched.placement.phases import MOST_PHASES, Phase, PhasedCase
 from ggml_sched.placement.tables import Tables
 
@@ -41,10 +40,6 @@ less than this part of what it is below the best, if all turns raised it as the 
 LASTING = 0.5
 """A case is parted by how long copies stay on a device if this raises the bound of the part with smaller arenas by at
 least so much of what it may raise that of the other part."""
-MAX_UNITED = 6
-"""In a wide search, the most unions of cases that are bounded in place of these."""
-UNITED = 0.25
-"""A case is united with others if this lowers their bound by at most this part of `within`."""
 MAX_FINEST = 12
 """The most cases whose bounds are improved at the end: those with the least bounds."""
 
@@ -106,7 +101,7 @@ class LastBounds:
         candidates, cases, effort = self.candidates, self.cases, BRANCHED
         cases.left += cases.weak
         cases.weak = []
-        self._unite()
+        heapify(cases.left)
         while (cases.left and not candidates.is_near(cases.left[0][0]) and cases.left[0][0] < cases.closed
                and effort > 0 and not candidates.is_late):
             bound, count, made = heappop(cases.left)
@@ -207,39 +202,3 @@ class LastBounds:
         if relaxed(chain, candidates.room(made.floors))[0].bound - made.solution.bound < LASTING * gain:
             return False
         return self._part_by(made, bound, phase)
-
-    def _unite(self) -> None:
-        """Put unions in place of the cases that are far below the best.  Cases which differ in their arenas alone are
-        bounded together, by their union, if that costs little: one proof serves many cases of nearly the same bound."""
-        rest = sorted(self.cases.left, key=lambda each: each[:2])
-        for _ in range(MAX_UNITED):
-            if not rest or not self.cases.is_far(rest[0][0]):
-                break
-            made, members = self._union(rest)
-            taken = {count for _, count, _ in members}
-            rest = [each for each in rest if each[1] not in taken]
-            if len(members) > 1:
-                made.is_parted = True
-                self.cases.left = [each for each in self.cases.left if each[1] not in taken]
-                self.cases.put(members[0][0], made)
-        heapify(self.cases.left)
-
-    def _union(self, open_: Sequence[Bounded]) -> tuple[Open, list[Bounded]]:
-        """(The union of the first of some cases and of others, its members): of those that differ from the first one in
-        their arenas alone, and are far below the best, each whose part lowers the bound by multipliers little."""
-        candidates = self.candidates
-        first = open_[0][2]
-        made, members = first, [open_[0]]
-        least = first.solution.bound * (1 - UNITED * candidates.within)
-        for each in open_[1:]:
-            if (not self.cases.is_far(each[0]) or each[2].phases or first.phases or each[2].shared != first.shared
-                    or any(a.caches != b.caches for a, b in zip(each[2].cases, first.cases, strict=True))):
-                continue
-            cases = tuple(united(pair) for pair in zip(made.cases, each[2].cases, strict=True))
-            chains = chains_of(self.tables, cases, first.shared)
-            chain = dearer(joined(chains), candidates.fine)
-            floors = candidates.joined([case.floors for case in cases])
-            solution, mixture = relaxed(chain, candidates.room(floors))
-            if solution.bound >= least:
-                made, members = Open(cases, first.shared, chains, chain, floors, solution, mixture), [*members, each]
-        return made, members

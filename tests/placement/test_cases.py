@@ -13,7 +13,7 @@ from small_models import devices, layered, sized
 
 import ggml_sched as gs
 from ggml_sched.placement import branching, last_bounds, open_cases
-from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors, united
+from ggml_sched.placement.arenas import Case, by_caches, first_case, halves, mirrored, mirrors
 from ggml_sched.placement.branching import Branching
 from ggml_sched.placement.candidates import Candidates
 from ggml_sched.placement.chain import Chain, Choice, Solution
@@ -71,12 +71,6 @@ def test_caches_of_some_stages_decide_those_of_all_stages():
     _, (there, not_there) = by_caches(case, (0.0, 3.0, 0.0, 2.0, 0.0, 0.0), implied)
     assert there.caches == (None, True, None, None, None, None)
     assert not_there.caches == (None, False, None, False, None, False)
-
-
-def test_a_union_has_the_placements_of_all_its_cases():
-    other = CASE._replace(limits=(40, 200, 1000), floors=(20, 5, 3))
-    assert united([CASE, other]) == Case((100, 200, 1000), (10, 5, 0), (None, True, None))
-    assert united([CASE]) == CASE
 
 
 def test_a_case_is_cut_at_what_any_path_of_its_bound_needs():
@@ -203,29 +197,6 @@ def test_a_case_that_is_parted_by_how_long_copies_last_is_bounded_at_the_end(mon
     assert last_of(search).raised() >= bound
 
 
-def test_unions_of_cases_prove_no_more_than_the_placements_of_the_tables_allow(monkeypatch):
-    """No search precedes, so that the bounds of the first cases are far below the best, and only unions raise them."""
-    monkeypatch.setattr(open_cases, "MAX_DEVICES", 1)
-    monkeypatch.setattr(open_cases, "FAR", 1e-6)
-    monkeypatch.setattr(last_bounds, "UNITED", 1e3)
-    rose = members = 0
-    for seed in range(6):
-        model, tables, candidates = searched(seed)
-        search = Branching(candidates, [tables], [{}])
-        search.run()
-        best = cheapest_of_the_tables(model, tables, tables.chain())
-        again = last_of(Branching(candidates, [tables], [{}]))
-        case = first_case(tables.needs, candidates.budgets)
-        for limits in (case.limits, tuple(limit - 1 for limit in case.limits)):
-            again.cases.add((case._replace(limits=limits),), ({},), 0.0)
-        before = [bound for bound, _, _ in again.cases.left]
-        members += len(again._union(sorted(again.cases.left, key=lambda each: each[:2]))[1])
-        proven = again.raised()
-        assert min(before) <= proven <= best * (1 + 1e-9)
-        rose += proven > min(before)
-    assert members > 6 and rose
-
-
 def test_a_placement_is_solved_again_with_its_arenas_and_with_caches_where_it_has_them(monkeypatch):
     """On three devices: first with few labels in its own case, then thoroughly in the case of its arenas and caches."""
     best = SimpleNamespace(cases=(CASE,), shared=({},), arenas=(3, 4, 5), seconds=2.0, residents=({"cache": 1},),
@@ -288,7 +259,6 @@ def test_branch_and_bound_ends_where_a_bound_far_below_the_best_rises_too_slowly
         return bound + rise
 
     monkeypatch.setattr(search._bounds, "branched", branched)
-    monkeypatch.setattr(search, "_unite", lambda: None)
     assert search._finish() == pytest.approx(1.0 + made.turns * rise)
     assert made.turns in turns
 
