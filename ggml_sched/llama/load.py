@@ -216,11 +216,13 @@ def _cache_of(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
               kv_type: Type, n_seq: int, flash: bool | None) -> KVCache:
     """An empty cache for flash attention, or, if `flash` is None and a backend does not support that, for the other."""
     n_states = Runner.n_states(hparams, n_seq)
-    cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or flash)
-    if flash is None and not has_flash(arch, hparams, weights, cache):
-        cache.close()
-        return KVCache(hparams, n_ctx, at, kv_type, n_states)
-    return cache
+    with ExitStack() as undo:
+        cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or flash)
+        undo.callback(cache.close)
+        if flash is not None or has_flash(arch, hparams, weights, cache):
+            undo.pop_all()
+            return cache
+    return KVCache(hparams, n_ctx, at, kv_type, n_states)
 
 
 def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None, **settings: Any) -> Model:

@@ -50,6 +50,14 @@ def test_nothing_is_held_after_loading_in_vain_or_in_two_ways(monkeypatch):
         assert backend.closed and backend.used == 0
 
 
+def test_nothing_is_held_where_a_backend_fails_to_say_what_it_supports(monkeypatch):
+    backend = device(attributes={"buffer_from_ptr": None})
+    monkeypatch.setattr(backend, "supports_op", lambda node: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as failure:
+        load(SMALL, [backend], n_ctx=32)
+    assert backend.used == 0 and failure.tb is not None     # the traceback holds what is not closed
+
+
 def test_types_of_blocks_need_attention_in_one_node():
     data = random_llama(1, **{**SHAPES, "n_embd": 128, "n_head_kv": 4})
     with load(data, n_ctx=32, kv_type="f32") as model:
