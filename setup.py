@@ -14,8 +14,8 @@
     backends.ggml._ggml     ggml's kernels, which are found at run time
 
 The build fails when Cython reports a "performance hint": such a line means that a hot C function checks for
-Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how many compile at once (default: one for
-each processor).  `GGML_SCHED_BUILD` says how:
+Python exceptions or takes the GIL on every call.  `GGML_SCHED_JOBS` says how many files compile at once (default: one
+for each processor).  `GGML_SCHED_BUILD` says how:
 
     (not set)   optimised and stripped
     debug       not optimised (the kernels a little), with warnings and debug information, for daily work; counts blocks

@@ -5,6 +5,9 @@ Here the compiler lists each object's headers in a .d file beside it, and the co
 was read: a file that is newer and has the same content compiles nothing.  Cython translates a module again in each new
 environment, whose files are newer, to the same C.  Objects of an editable installation are kept where `build_ext
 --inplace` finds them: setuptools has a folder for them that it removes.
+
+setuptools compiles several extensions at once, and the objects of each one after another; here as many objects at once,
+of whatever extension, so that a build does not wait for the largest extension alone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -61,9 +66,27 @@ class IncrementalBuild(build_ext):
             Path(f"{obj}.command").write_text(command, encoding="utf-8")
             Path(f"{obj}.digest").write_text(digest(dependencies(Path(obj))), encoding="utf-8")
 
-        if self.compiler.compiler_type == "unix":
-            self.compiler._compile = compile_if_stale
-        super().build_extensions()
+        if self.compiler.compiler_type != "unix":
+            super().build_extensions()
+            return
+        with ThreadPoolExecutor(os.cpu_count() if self.parallel is True else self.parallel or 1) as pool:
+            self._compile_by(pool, compile_if_stale)
+            super().build_extensions()
+
+    def _compile_by(self, pool: ThreadPoolExecutor, compile_one: Callable[..., None]) -> None:
+        """Let the compiler, which is called by a thread for each extension, compile objects by the threads of a
+        pool."""
+        compile_sources, caller = self.compiler.compile, threading.local()
+
+        def compile_all(*args, **kwargs):
+            caller.under_way = []
+            objects = compile_sources(*args, **kwargs)
+            for task in caller.under_way:
+                task.result()
+            return objects
+
+        self.compiler.compile = compile_all
+        self.compiler._compile = lambda *args: caller.under_way.append(pool.submit(compile_one, *args))
 
     def build_extension(self, ext) -> None:
         super().build_extension(ext)

@@ -1,6 +1,7 @@
 """What is compiled once is compiled again only where its source, a header or the command has changed."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,37 @@ def test_a_file_that_is_newer_and_the_same_compiles_nothing(tree):
     os.utime(tree / "small.c")
     os.utime(tree / "part.h")
     assert compiled(tree, "build_ext", "--inplace") == set()
+
+
+COMPILER = """#!{python}
+import os, sys, time
+
+if "-c" in sys.argv:
+    name = sys.argv[sys.argv.index("-c") + 1]
+    open(name + ".begun", "w").close()
+    end = time.monotonic() + 60
+    while not (os.path.exists("small.c.begun") and os.path.exists("part.c.begun")):
+        if time.monotonic() > end:
+            sys.exit(name + " was compiled alone")
+        time.sleep(0.01)
+os.execvp({command!r}, [{command!r}, *sys.argv[1:]])
+"""
+
+
+def test_objects_of_one_extension_are_compiled_at_once(tree, monkeypatch):
+    """By a compiler that ends only when both sources have been begun."""
+    cc, command = tree / "cc", os.environ.get("CC", "cc").split()[0]
+    cc.write_text(COMPILER.format(python=sys.executable, command=command), encoding="utf-8")
+    cc.chmod(0o755)
+    monkeypatch.setenv("CC", str(cc))
+    assert compiled(tree, "build_ext", "--inplace", "--parallel", "2") == {"small.c", "part.c"}
+
+
+def test_a_source_that_does_not_compile_is_an_error(tree):
+    (tree / "part.c").write_text("int part(void) { return }\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="part.c"):
+        compiled(tree, "build_ext", "--inplace", "--parallel", "2")
+    assert not list(tree.glob("small.*.so"))
 
 
 def test_other_flags_compile_everything(tree, monkeypatch):
