@@ -355,9 +355,9 @@ def test_parts_of_a_few_columns_have_rows_for_whole_vectors(isa):
     """Up to sixteen rows are multiplied side by side, in parts of sixteen rows as fast as in parts of five."""
     ctx = gs.Context()
     nodes = [ctx.mul_mat(ctx.tensor(type, (16384, 20)), ctx.tensor("f32", (16384, n)))
-             for type, n in (("q4_0", 1), ("q4_0", 3), ("q4_K", 1))]
+             for type, n in (("q4_0", 1), ("q4_0", 3), ("q4_K", 1), ("f32", 1))]
     with gs.CpuBackend(1) as backend:
         place(ctx, backend)
         calls = calls_of(nodes)
         # Of 5 and of 16 rows; one column of K-quants has rows side by side with AVX-512.
-        assert [calls.n_parts(i) for i in (1, 3, 5)] == [4, 2, 2 if isa == "avx512" else 4]
+        assert [calls.n_parts(i) for i in (1, 3, 5, 7)] == [4, 2, 2 if isa == "avx512" else 4, 20]

@@ -1,4 +1,4 @@
-/* avx512_decode.h -- decodes quantised blocks to vectors of 512 bits: levels of 64 elements, eight scales or 16.
+/* avx512_decode.h -- decodes quantised blocks to vectors of 512 bits: levels of 64 elements, and scales.
  *
  * Included by x86_decode.h.
  */

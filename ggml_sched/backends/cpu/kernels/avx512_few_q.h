@@ -1,9 +1,8 @@
 /* avx512_few_q.h -- add_strip (x86_few_q.h) in vectors of 512 bits.
  *
- * Included by x86_few_q.h.  Rows end with whole strips, and of types with minima a block has 32 elements
- * (takes_strips).
+ * Included by x86_few_q.h.  Of types with minima a block has 32 elements here (takes_strips).
  */
-#define HAS_ENDS 0
+#define HAS_ENDS 0              /* see gs_product_kernels */
 
 INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);

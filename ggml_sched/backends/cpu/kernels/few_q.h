@@ -28,11 +28,14 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
                 PREFETCH_STREAM((const char *)p + line);
             add_strip(type, N, p, y, at, acc, low);
         }
-#if HAS_ENDS
         const int over = (int)(of->steps % GS_STRIP_STEPS);
-        if (units_of(type) == 1 && over > 0)
+        if (units_of(type) == 1 && over > 0) {
+#if HAS_ENDS
             add_end(type, N, p, y, strips, over, acc, low, rest, sum);
+#else
+            add_strip(type, N, p - (GS_STRIP_STEPS - over) * bytes_of(type), y, strips, acc, low);
 #endif
+        }
         UNROLL for (int c = 0; c < N; c++)
             out[c][row] = VEC_TOTAL_WITH(VEC_ADD(acc[c][0], acc[c][1]), LOW_ADD(low[c], rest[c])) + sum[c];
     }

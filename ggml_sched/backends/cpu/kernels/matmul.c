@@ -88,6 +88,8 @@ static void order_step(const gs_cell_q *cell, int j, int order, int scales, floa
 static void prepare_strips(const gs_product *of, const char *from, gs_strip *strip) {
     const gs_layout *b = &of->node->src[1]->layout;
     int per_step = 32 / of->kind->group, is_offset = !of->kind->has_min;
+    int over = (int)(of->steps % GS_STRIP_STEPS);
+    int zeros = over == 0 || of->kernels->has_ends ? 0 : GS_STRIP_STEPS - over;
     int32_t offset = of->kernels->offset(of->kind);
     float room[GS_STEP_Q];
     gs_cell_q cell;
@@ -97,7 +99,7 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
             memset(strip, 0, sizeof(*strip));
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
         float times = is_offset ? (float)-offset : 1.0f;
-        order_step(&cell, j, of->strip_order, per_step, times, strip);
+        order_step(&cell, step < of->steps - over ? j : zeros + j, of->strip_order, per_step, times, strip);
         strip += j == GS_STRIP_STEPS - 1;
     }
 }
@@ -244,8 +246,8 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
          * for the last item. */
         int64_t bytes = of->m * row_bytes, most = clamped(bytes / LEAST_BYTES, 1, of->m);
         of->row_step = pieces(of->m, clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, most));
-        int takes_rows = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
-        if (of->columns > 1 || !takes_rows)     /* side by side (side_q.h) */
+        int row_by_row = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
+        if (of->columns > 1 || !row_by_row)     /* side by side (side_q.h) */
             of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
         if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
             of->row_step = pieces(of->row_step, panel) * panel;

@@ -46,8 +46,8 @@ typedef struct gs_cell_q {
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
- * the weights' scales.  Steps beyond k are zeros.  The order of q is of n steps the first 16 elements each, then the
- * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
+ * the weights' scales.  Steps beyond k are zeros (or see `has_ends`).  The order of q is of n steps the first 16
+ * elements each, then the others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -63,9 +63,13 @@ typedef struct gs_product_kernels {
     int32_t panel;              /* rows that are repacked together where there are many columns */
     /* The most columns of these weights for `few`, at most GS_SIDE_Q. */
     int32_t (*few_columns)(const gs_block_kind *kind);
-    int32_t strip_columns;      /* of at most so many, at most GS_FEW_Q, `few` takes strips, of more cells */
+    /* Of at most so many columns, at most GS_FEW_Q, `few` takes strips where `strip_order` is not 0; else cells. */
+    int32_t strip_columns;
     /* The order of these strips, for columns of `steps` cells; 0: `few` takes none. */
     int32_t (*strip_order)(const gs_block_kind *kind, int64_t steps);
+    /* Where `steps` is no multiple of eight: 1, the last strip begins with the steps that are left; 0, they are its
+     * last ones, after zeros in place of steps that are in the strip before, too. */
+    int32_t has_ends;
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */

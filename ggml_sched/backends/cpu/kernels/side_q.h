@@ -2,8 +2,8 @@
  *
  * Included by product_loops.h.  A vector has the levels of neighbouring elements of SIDE rows, of each row the same
  * number.  A step (32 elements) is LEVELS such vectors; their products are added in integers, then scaled once for all
- * rows.  Blocks are decoded once for all columns, and not stored.  A single column is multiplied by a row at a time
- * (few_q.h) where that is faster (takes_strips).
+ * rows.  Blocks are decoded once for all columns, and not stored.  A single column meets a row at a time (few_q.h)
+ * where that is faster (takes_strips).
  */
 #define SIDE_TILES ((GS_SIDE_Q + GS_TILE_Q - 1) / GS_TILE_Q)     /* most tiles of columns */
 
@@ -44,7 +44,7 @@ INLINE ivec shifted(ivec v, const int left) {
     return left > 0 ? IVEC_LEFT(v, left) : left < 0 ? IVEC_RIGHT(v, -left) : v;
 }
 
-/* Whether a block begins with bytes that have one bit of each step, the lowest of the first. */
+/* Whether a block has 32 bytes with one bit of each step, the lowest of the first. */
 INLINE int has_bits_of_steps(const int type) {
     return type == GS_TYPE_Q3_K || type == GS_TYPE_Q5_K;
 }
@@ -56,7 +56,8 @@ INLINE void gather_32(const side_rows *p, const int64_t at, ivec v[LEVELS]) {
 }
 
 /* The levels of step first + j of the rows' blocks, in the order of elements; `first` is a multiple of
- * straight_steps(type).  `bits`: has_bits_of_steps(type), moved so that the lowest is that of step `first`. */
+ * straight_steps(type).  `bits`: the bytes with one bit of each step (has_bits_of_steps), shifted so
+ * that the lowest is that of step `first`. */
 INLINE void levels_of(const int type, const side_rows *p, const int64_t first, const int j, const ivec *bits,
                       ivec v[LEVELS]) {
     ivec high[LEVELS];
@@ -111,8 +112,8 @@ INLINE void levels_of(const int type, const side_rows *p, const int64_t first, c
     }
 }
 
-/* The scales of step j, half by half if there are two, and its minima, without the minus of types with 256 elements in
- * a block. */
+/* The scales of step first + j, half by half if there are two, and its minima, without the minus of types with 256
+ * elements in a block. */
 INLINE void scales_of_step(const int type, const side_rows *p, int64_t first, const int j, const side_scales *of,
                            vec s[2], vec m[2]) {
     switch (type) {
@@ -134,10 +135,11 @@ INLINE int most_columns(const int type) {
     return WIDE ? GS_SIDE_Q : units_of(type) == 8 ? 8 : 12;
 }
 
-/* Whether a function for N columns is compiled: for types with 256 elements in a block nine and ten columns are
- * multiplied as twelve, and so on. */
+/* Whether a function for N columns is compiled: for one column where not all rows are multiplied one by one; for types
+ * with 256 elements in a block nine and ten columns are multiplied as twelve, and so on. */
 INLINE int is_compiled(const int type, const int N) {
-    return N <= most_columns(type) && (N > 1 || WIDE) && (units_of(type) == 1 || (N != 10 && N != 14));
+    return N <= most_columns(type) && (N > 1 || !takes_strips(type, 1))
+        && (units_of(type) == 1 || (N != 10 && N != 14));
 }
 
 /* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and

@@ -172,26 +172,6 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
     }
 }
 
-/* The eight signed bytes by which an IQ4_XS block's scale is multiplied. */
-INLINE __m128i factors_of_iq4_xs(const uint8_t *p) {
-    __m128i v = _mm_cvtsi32_si128((int)gs_load_u32(p + 4));
-    uint64_t high = gs_load_u16(p + 2);         /* two bits each: into bytes of their own */
-    high = (high | high << 24) & 0x000000ff000000ffu;
-    high = (high | high << 12) & 0x000f000f000f000fu;
-    high = (high | high << 6) & 0x0303030303030303u;
-    v = _mm_and_si128(_mm_unpacklo_epi8(v, _mm_srli_epi16(v, 4)), _mm_set1_epi8(15));
-    return _mm_sub_epi8(_mm_or_si128(v, _mm_cvtsi64_si128((long long)(high << 4))), _mm_set1_epi8(32));
-}
-
-/* The eight scales and then the eight minima of a Q4_K or Q5_K block, as integers. */
-INLINE __m128i six_bits(const uint8_t *p) {
-    __m128i head = _mm_loadu_si128((const __m128i *)p);     /* 32 bits each: d and dmin, then a, b, c as in `scales` */
-    __m128i v = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
-    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 1, 1, 0)), 2);
-    v = _mm_and_si128(v, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
-    return _mm_or_si128(v, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
-}
-
 #if WIDE
 #include "avx512_decode.h"
 #else

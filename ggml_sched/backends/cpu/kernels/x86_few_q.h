@@ -32,14 +32,15 @@ INLINE __m256 eight_powers(const uint8_t *p) {
 INLINE int strip_order(const int type) {
     if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || is_signed(type))
         return 1;
-    return !WIDE ? 2 : units_of(type) == 1 || type == GS_TYPE_IQ4_XS ? 4 : 1;
+    return WIDE ? 4 : 2;
 }
 
-/* Whether one column is multiplied row by row.  With AVX-512 side by side is faster (side_q.h) for rows that are no
- * whole number of strips, and for types whose scales are decoded for all rows at once. */
+/* Whether one column is multiplied row by row.  With AVX-512 this was faster, or as fast, for q6_K and iq4_xs; of the
+ * other types with 256 elements in a block side by side was (side_q.h), and for short rows of no whole number of
+ * strips. */
 INLINE int takes_strips(const int type, int64_t steps) {
     return !WIDE || type == GS_TYPE_Q6_K || type == GS_TYPE_IQ4_XS
-        || (units_of(type) == 1 && steps % GS_STRIP_STEPS == 0);
+        || (units_of(type) == 1 && (steps % GS_STRIP_STEPS == 0 || steps >= 32));
 }
 
 INLINE int has_halved_strips(const int type) {

@@ -118,7 +118,6 @@ typedef __m512i ivec;
 #define VEC_FNMA _mm512_fnmadd_ps
 #define IVEC_ZERO _mm512_setzero_si512()
 #define IVEC_AND _mm512_and_si512
-#define IVEC_OR _mm512_or_si512
 #define IVEC_XOR _mm512_xor_si512
 #define IVEC_OR_AND(a, b, c) _mm512_ternarylogic_epi64(a, b, c, 0xf8)   /* a | (b & c) */
 #define IVEC_LEFT _mm512_slli_epi16
@@ -140,7 +139,6 @@ typedef __m256i ivec;
 #define VEC_FNMA _mm256_fnmadd_ps
 #define IVEC_ZERO _mm256_setzero_si256()
 #define IVEC_AND _mm256_and_si256
-#define IVEC_OR _mm256_or_si256
 #define IVEC_XOR _mm256_xor_si256
 #define IVEC_OR_AND(a, b, c) _mm256_or_si256(a, _mm256_and_si256(b, c))
 #define IVEC_LEFT _mm256_slli_epi16
