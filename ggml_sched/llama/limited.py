@@ -427,7 +427,12 @@ class _Limited:
         spare = dict.fromkeys(self.limits, 0)
         for turn in range(ROUNDS):
             rooms = {b: limit - fixed[b] - others[b] for b, limit in self.limits.items()}
-            choices = {b: choose(uses[b], rooms[b], spare[b]) or least_choice(uses[b], spare[b]) for b in self.limits}
+            choices = {b: choose(uses[b], rooms[b], spare[b]) or least_choice(uses[b]) for b in self.limits}
+            if best is None and turn == ROUNDS - 1:
+                # Arenas have grown by a few bytes a turn, and choices with them.
+                choices = {b: least_choice(uses[b]) for b in self.limits}
+            if best is not None and choices == best.choices:
+                break
             names = None if turn or self.fit is None or self.fit.fetching is None else self.fit.fetching.names
             if names is not None:
                 choices = {b: chosen(uses[b], names) for b in self.limits}
@@ -444,7 +449,7 @@ class _Limited:
                 best = trial
                 # Where an arena is largest at nodes beside which little is fetched, a part of a window takes no more.
                 spare = {b: max(0, others[b] - bare[b]) for b in self.limits}
-                if names is not None or not trial.seconds or not any(spare.values()):
+                if names is not None:
                     break
             elif best is not None:
                 break
@@ -453,9 +458,7 @@ class _Limited:
                     if choices[b] == least_choice(uses[b]) and trial.left[b] < 0:
                         raise self._refusal(b, uses[b], fixed[b], bare[b], slots)
                 others = {b: max(bare[b], others[b]) for b in self.limits}
-        if best is None:
-            b = min(self.limits, key=lambda b: trial.left[b])
-            raise self._refusal(b, uses[b], fixed[b], others[b], slots)
+        assert best is not None     # the last turn has found one or raised
         if slots is not None:
             home, least = slots.home, slots
             slots = least.grown(min(best.left[home], self._most_slots(least) * least.slot_nbytes - least.nbytes))

@@ -11,7 +11,9 @@ from small_llama import MAMBA, SHAPES, SMALL, TOKENS, contents
 import ggml_sched as gs
 from ggml_sched.llama import load, process_budget, random_llama, write_gguf
 from ggml_sched.llama.gguf import Kind
+from ggml_sched.llama.limited import _Limited
 from ggml_sched.llama.synthetic import random_model
+from ggml_sched.placement.residency import choose, least_choice
 from ggml_sched.planning.program import Fetch
 
 WIDE = random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160)
@@ -310,6 +312,56 @@ def test_a_window_takes_no_memory_beside_arenas_that_are_largest_elsewhere():
             (cpu,) = model.backends
             left = model._runner.held.budgets[cpu] - model.scheduler.buffer_size(cpu)
             assert 0 <= left < 10_000
+
+
+def test_a_limit_above_the_least_one_is_enough_where_arenas_grow_with_each_choice():
+    data = random_model("gpt2", 2, metadata={"vocab_size": 600})
+    options = {"n_ctx": 128, "n_threads": 1, "n_batch": 16}
+    least = limit_of(data, "least", **options)
+    for limit in (*range(least, least + 20_000, 2_000), 266_861):
+        with load(data, memory=limit, **options) as model:
+            assert held(model) <= limit and model.residency.fetched
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The weights in the store of each planning with such weights."""
+    found, plans = [], _Limited.plans
+
+    def noted(self, shapes, stored, windows):
+        if stored:
+            found.append([*stored])
+        return plans(self, shapes, stored, windows)
+
+    monkeypatch.setattr(_Limited, "plans", noted)
+    return found
+
+
+def test_no_choice_is_planned_twice(planned):
+    options = {"n_ctx": 256, "n_threads": 1, "n_batch": 16}
+    data = random_llama(1, n_vocab=2000, n_embd=128, n_layer=4, n_head=4, n_head_kv=2, n_ff=96)
+    for limit in limits_between(data, [0.3, 0.5, 0.6, 0.8], **options):
+        planned.clear()
+        load(data, memory=limit, **options).close()
+        assert planned and all(planned.count(stored) == 1 for stored in planned)
+
+
+@pytest.mark.parametrize("worse", ["slower", "too large"])
+def test_a_choice_with_a_larger_window_is_taken_only_if_it_fits_and_is_better(worse, planned, monkeypatch):
+    options = {"n_ctx": 256, "n_threads": 1, "n_batch": 16}
+    data = random_llama(1, n_vocab=2000, n_embd=128, n_layer=4, n_head=4, n_head_kv=2, n_ff=96)
+    (limit,) = limits_between(data, [0.5], **options)
+
+    def other(uses, room, free=0):
+        if not free:
+            return choose(uses, room)
+        return least_choice(uses) if worse == "slower" else choose(uses, room + 250_000)
+
+    monkeypatch.setattr("ggml_sched.llama.limited.choose", other)
+    with load(data, memory=limit, **options) as model:
+        assert held(model) <= limit
+        assert {*planned[0]} == {*model.residency.fetched, *model.residency.rows} != {*planned[1]}
+        assert len(planned) == 2
 
 
 def test_limits_are_bytes_texts_or_by_backend():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from pathlib import Path
@@ -213,6 +214,17 @@ def test_several_sequences_of_a_fit_that_fetches_weights(tmp_path: Path) -> None
             for k in range(3):
                 model.sequence(k).eval([1, 2, 3], last_only=True)
             assert sum(on.total for on in model.memory().values()) <= given.memory
+
+
+def test_a_loaded_model_fetches_what_its_fit_does_also_where_less_would_do(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_llama(5, n_vocab=120, n_embd=64, n_layer=5, n_head=4, n_head_kv=2, n_ff=160))
+    with gs.CpuBackend(1, name="CPU") as host:
+        given = gs.Device("CPU", 800_000, 1e10, 1e11, host=True, backend=host, fetch=1e9)
+        fit = gs.fit(llama.model_graphs(path, 128, 8, kv_type="f16", backends=[host]), [given])
+        roomy = dataclasses.replace(fit, devices=(fit.devices[0].replace(memory=900_000),))
+        with llama.load(path, place=roomy) as model:
+            assert model.residency.fetched == fit.fetching.names != ()
 
 
 def test_where_a_loaded_model_needs_more_than_its_fit_more_is_fetched(tmp_path: Path) -> None:
