@@ -464,7 +464,8 @@ class _Limited:
             slots = least.grown(min(best.left[home], self._most_slots(least) * least.slot_nbytes - least.nbytes))
             best.rooms[home] += least.nbytes
             best.budgets[home] -= slots.nbytes - least.nbytes
-        return self._held(shapes, uses, best.choices, best.rooms, best.budgets, work, best.stored, best.plans, slots)
+        return self._held(shapes, uses, best.choices, best.rooms, best.budgets, work, best.stored, best.plans, slots,
+                          spare=spare)
 
     def _most_slots(self, least: SlotsSpec) -> int:
         """The most slots that there are: those of a placement, as memory of the host may be for other models."""
@@ -487,8 +488,8 @@ class _Limited:
     def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
               stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None,
-              kept: Sequence[str] = ()) -> Held:
-        """Make the `Held` of a choice; `kept`: weights that stay besides those in `uses`.
+              kept: Sequence[str] = (), spare: Mapping[Backend, int] | None = None) -> Held:
+        """Make the `Held` of a choice; `kept`: weights that stay besides those in `uses`; `spare`: see `Residency`.
 
         Changes `budgets`: adds the bytes that the store needs as its budget, and subtracts them from that of `host`.
         """
@@ -502,7 +503,8 @@ class _Limited:
         residency = Residency({b.name: limit for b, limit in self.limits.items()},
                               {b.name: rooms[b] for b in self.limits}, {b.name: tuple(uses[b]) for b in self.limits},
                               {b.name: chosen[b] for b in self.limits}, tuple(names),
-                              self.store.name if stored or slots is not None else "", slots, tuple(kept))
+                              self.store.name if stored or slots is not None else "", slots, tuple(kept),
+                              {b.name: free for b, free in (spare or {}).items()})
         return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
                     slots, shapes, self.shifts)
 

@@ -23,9 +23,10 @@ GIB = 1 << 30
 class Residency:
     """Which weights of a loaded model stay in memory, and which are fetched; all figures are bytes.
 
-    `limits` and `rooms` are by name of the backend: its limit, and the bytes of the limit that are left for weights,
-    their window and slots, beside the cache, the rest of the arenas, and work memory.  `rows`: weights in the store of
-    which nodes read single rows, and no node all.  `kept`: such weights that stay, where everything fits.
+    `limits`, `rooms` and `spare` are by name of the backend: its limit, the bytes of the limit that are left for
+    weights, their window and slots, beside the cache, the rest of the arenas, and work memory, and the bytes besides
+    these that the window alone can have, because they are free where weights are fetched.  `rows`: weights in the store
+    of which nodes read single rows, and no node all.  `kept`: such weights that stay, where everything fits.
     """
 
     limits: dict[str, int]
@@ -39,6 +40,7 @@ class Residency:
     slots: SlotsSpec | None = None
     """The slots of weights that are read expert by expert; None where no weight is."""
     kept: tuple[str, ...] = ()
+    spare: dict[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -88,7 +90,7 @@ class Residency:
             yield (f"{use.name}: fetched from {self.store} in each evaluation, {use.nbytes:,} bytes: of {total:,} "
                    f"bytes of weights {choice.resident:,} stay beside a window of {choice.window:,}{beside}, which is "
                    f"what the limit of {limit:,} on {backend} leaves")
-        more = choose(uses, self._room(backend) + GIB)
+        more = choose(uses, self._room(backend) + GIB, self.spare.get(backend, 0))
         if not choice.fetched or more is None:
             return
         saved = choice.nbytes - more.nbytes
@@ -103,9 +105,10 @@ class Residency:
         yield (f"{name}: read from {self.store} expert by expert, when a node has chosen them: {slots.n_slots:,} slots "
                f"of {slots.slot_nbytes:,} bytes are for {slots.n_experts:,} experts, {bank.n_experts} of them of "
                f"{bank.name}, which is what the limit of {self.limits[home]:,} on {home} leaves")
-        more = choose(self.uses[home], self._room(home) + GIB)
+        spare = self.spare.get(home, 0)
+        more = choose(self.uses[home], self._room(home) + GIB, spare)
         if more is not None:
-            left = self.rooms[home] + GIB - more.resident - more.window
+            left = self.rooms[home] + GIB - more.taken(spare)
             yield f"with 1 GiB more there would be {min(left // slots.slot_nbytes, slots.n_experts):,} slots"
 
     def _slots_on(self, backend: str) -> SlotsSpec | None:

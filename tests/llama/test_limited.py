@@ -314,6 +314,22 @@ def test_a_window_takes_no_memory_beside_arenas_that_are_largest_elsewhere():
             assert 0 <= left < 10_000
 
 
+def test_a_residency_says_what_a_load_with_more_memory_would_fetch(monkeypatch):
+    """The window has bytes besides its room, where arenas are largest at the logits of a prompt."""
+    more = 200_000
+    monkeypatch.setattr("ggml_sched.llama.residency.GIB", more)
+    options = {"n_ctx": 256, "n_threads": 1, "n_batch": 16}
+    data = random_llama(1, n_vocab=2000, n_embd=128, n_layer=6, n_head=4, n_head_kv=2, n_ff=96)
+    for limit in limits_between(data, [0.5, 0.55, 0.6], **options):
+        with load(data, memory=limit, **options) as model:
+            held = model.residency
+            (choice,), (room,), (spare,) = held.choices.values(), held.rooms.values(), held.spare.values()
+            assert choice.taken(spare) <= room < choice.taken()
+            said = held.explain(held.fetched[0])
+        with load(data, memory=limit + more, **options) as model:
+            assert f"an evaluation would fetch {model.residency.nbytes:,} bytes instead of" in said
+
+
 def test_a_limit_above_the_least_one_is_enough_where_arenas_grow_with_each_choice():
     data = random_model("gpt2", 2, metadata={"vocab_size": 600})
     options = {"n_ctx": 128, "n_threads": 1, "n_batch": 16}

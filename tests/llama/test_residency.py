@@ -2,6 +2,7 @@
 
 import random
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,3 +129,13 @@ def test_explanations_name_the_reason_and_the_next_gib():
         held.explain("nothing")
     whole = Residency({"CPU": 1 << 40}, {"CPU": 1 << 39}, uses, {"CPU": choose(uses["CPU"], 1 << 39)})
     assert "because everything fits" in whole.explain("blk.0.w1") and "GiB" not in whole.explain("blk.0.w1")
+
+
+def test_slots_of_experts_have_what_a_window_has_besides_its_room():
+    bank = SimpleNamespace(name="bank", weights=["experts"], n_experts=64)
+    slots = SimpleNamespace(home=SimpleNamespace(name="CPU"), names={"experts"}, n_slots=2, fewest=2, n_experts=64,
+                            slot_nbytes=100 * MIB, banks=[bank])
+    uses = {"CPU": tuple(Use(f"w{k}", 2048 * MIB, 2048 * MIB, 1) for k in range(2))}
+    held = Residency({"CPU": 4300 * MIB}, {"CPU": 200 * MIB}, uses, {"CPU": least_choice(uses["CPU"])}, (), "disk",
+                     slots, spare={"CPU": 4096 * MIB})
+    assert "with 1 GiB more there would be 12 slots" in held.explain("experts")
