@@ -38,8 +38,8 @@ MAX_CUTS = 160
 MAX_BEYOND = 4
 """The most cases that are searched after the bound of all cases can rise no more."""
 MAX_THOROUGH = 4
-"""In a wide search, the most cases that are solved with the effort "all" one by one; branch and bound of
-`LastBounds` goes on with the others."""
+"""In a wide search, the most cases that are solved with the effort "all" one by one; branch and bound of `LastBounds`
+goes on with the others."""
 MAX_ROUNDS = 12
 """How often one case is solved and planned, at most; each round assumes larger arenas."""
 POLISHED = 0.1

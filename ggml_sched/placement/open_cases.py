@@ -21,7 +21,7 @@ from ggml_sched.placement.solve.branches import Branches
 from ggml_sched.placement.solve.problem import Problem
 from ggml_sched.placement.tables import TableChain, Tables
 
-__all__ = ["WORTH", "Bounded", "Open", "OpenCases", "relaxed"]
+__all__ = ["WORTH", "Open", "OpenCases", "relaxed"]
 
 FAR = 0.01
 """A bound is far below the best if the seconds of the best exceed it by more than this part of the bound."""
@@ -53,7 +53,7 @@ class Open:
     branches: Branches | None = None
     """The branch and bound of `CaseBounds.branched`, which goes on in its next turn."""
     is_parted: bool = False
-    """Whether `LastBounds` has tried to part this case, or need not."""
+    """Whether `LastBounds` has tried to part this case."""
     phased: PhasedCase | None = None
     """What copies of inputs leave free of arenas in all placements of this case; only of one model."""
 
