@@ -41,12 +41,13 @@ class KVCache:
     """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where the layer has none.
 
     `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: the layout for flash
-    attention, with V not transposed.  ValueError for a type that the layout, or the width of the heads, does not allow;
-    OutOfMemory and PlacementError as backends raise them.
+    attention, with V not transposed.  `has_memory` False: the tensors have addresses for planning alone.  ValueError for
+    a type that the layout, or the width of the heads, does not allow; OutOfMemory and PlacementError as backends raise
+    them.
     """
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: PlaceFunction, kv_type: Type | str = "f32",
-                 n_seq: int = 1, *, flash: bool = False) -> None:
+                 n_seq: int = 1, *, flash: bool = False, has_memory: bool = True) -> None:
         kv_type = type_of(kv_type)
         if not flash and kv_type not in PLAIN:
             raise ValueError(f"a KV cache of {kv_type} needs flash attention; without it f32, f16 or bf16")
@@ -77,8 +78,10 @@ class KVCache:
                     tensors.append(self._tensor(place, f"cache_{letter}_l{i}", i, element, width, n_rows)
                                    if width else None)
             for backend, ctx in self.contexts.items():
-                self.buffers[backend] = backend.alloc_tensors(ctx, usage="any")
-            self.clear()
+                self.buffers[backend] = (backend.alloc_tensors(ctx, usage="any") if has_memory
+                                         else _without_memory(backend, ctx))
+            if has_memory:
+                self.clear()
         except BaseException:
             self.close()
             raise
@@ -230,6 +233,15 @@ class KVCache:
             ctx.close()
         self.buffers, self.contexts = {}, {}
         self.k, self.v, self.r, self.s, self._rows = [], [], [], [], {}
+
+
+def _without_memory(backend: Backend, ctx: Context) -> Buffer:
+    """A buffer without memory in which the tensors of a context have the addresses that `alloc_tensors` would give."""
+    buffer, offset = Buffer(backend, backend.alloc_tensors_size(ctx), usage="any"), 0
+    for tensor in ctx.tensors:
+        bind_resident(tensor, buffer, offset)
+        offset += -(-backend.alloc_size(tensor) // backend.alignment) * backend.alignment
+    return buffer
 
 
 def type_of(kv_type: Type | str) -> Type:

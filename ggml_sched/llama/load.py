@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, cast
+from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched._host import host_memory
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from ggml_sched import Arenas
     from ggml_sched.experts import Policy
     from ggml_sched.llama.gguf import GGUFFile, Source
+    from ggml_sched.llama.limited import Held
     from ggml_sched.llama.limits import MemoryLike
     from ggml_sched.placement.answer import Fit
 
 __all__ = ["load"]
+
+T = TypeVar("T")
 
 MAX_ROWS = 1 << 30
 N_BATCH = 512
@@ -73,10 +76,11 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     caller leaves these out; the weights that it fetches are fetched, and the memory of its host is a limit as `memory`
     is.  `backends` are then those with the names of its devices; None: the devices' own.
     `n_ctx`: rows of the cache, for the tokens of `n_seq` sequences together; None or 0: as many as the model was
-    trained with, but no more than fit into half of the free memory and an eighth of `memory`, or half of these, and so
-    on, to 256, where `memory` allows no more.  `n_batch`: tokens that are evaluated at a time (default 512, or what
-    `memory` allows).  `kv_type`: "f32" (default), "f16", "bf16", or with
-    flash attention a block type like "q8_0".  `flash`: whether attention is one node; None: where backends support it.
+    trained with, but no more than fit into half of the free memory.  With `memory` no more than fit into an eighth of
+    it, but at least 256; if it does not allow that many, half as many are tried, and so on, down to 256.
+    `n_batch`: tokens that are evaluated at a time (default 512, or what `memory` allows).
+    `kv_type`: "f32" (default), "f16", "bf16", or with flash attention a block type like "q8_0".
+    `flash`: whether attention is one node; None: where backends support it.
     `arenas`: models that are given the same `gs.Arenas` share the memory that they compute in, on `backends` that they
     have in common; their evaluations take turns, or, in several threads, get memory as the arenas have it (with
     `memory`, give `gs.Arenas("wait")`: see there).
@@ -182,23 +186,23 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
         weights = (outline.weights if outline is not None
                    else load_weights(file, specs, at, use_mmap, progress, twins=twins))
         undo.callback(lambda: weights.close())
+        contexts = [n_ctx] if n_ctx else open_contexts(hparams, kv_type, backends, limits)
         held = None
-        if outline is not None:
+        if outline is None:
+            n_ctx = contexts[0]
+        else:
             store = store_for(path, at("token_embd.weight", None))
             undo.callback(store.close)
-        contexts = [n_ctx] if n_ctx else open_contexts(hparams, kv_type, backends, limits)
-        for n_ctx in contexts:
-            cache = _cache_of(arch, hparams, weights, n_ctx, at, kv_type, n_seq, flash)
-            undo.callback(cache.close)
-            try:
-                if outline is not None:
-                    held, n_batch = hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch,
-                                         policy, experts, fit)
-                break
-            except OutOfMemory:
-                if n_ctx == contexts[-1]:
-                    raise
-                cache.close()
+
+            def attempt(n_ctx: int) -> tuple[Held, int, bool]:
+                cache = _cache_of(arch, hparams, weights, n_ctx, at, kv_type, n_seq, flash, has_memory=False)
+                return *hold(outline, arch, hparams, cache, store, backends, limits, n_seq, n_batch, policy, experts,
+                             fit), cache.flash
+
+            n_ctx, found = longest(contexts, attempt)
+            held, n_batch, flash = found
+        cache = _cache_of(arch, hparams, weights, n_ctx, at, kv_type, n_seq, flash)
+        undo.callback(cache.close)
         if held is not None:
             if held.store is None:
                 store.close()
@@ -213,16 +217,17 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
 
 
 def _cache_of(arch: architectures.Architecture, hparams: Hparams, weights: Weights, n_ctx: int, at: PlaceFunction,
-              kv_type: Type, n_seq: int, flash: bool | None) -> KVCache:
-    """An empty cache for flash attention, or, if `flash` is None and a backend does not support that, for the other."""
+              kv_type: Type, n_seq: int, flash: bool | None, has_memory: bool = True) -> KVCache:
+    """An empty cache for flash attention, or, if `flash` is None and a backend does not support that, for the other.
+    `has_memory`: see `KVCache`."""
     n_states = Runner.n_states(hparams, n_seq)
     with ExitStack() as undo:
-        cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or flash)
+        cache = KVCache(hparams, n_ctx, at, kv_type, n_states, flash=flash is None or flash, has_memory=has_memory)
         undo.callback(cache.close)
         if flash is not None or has_flash(arch, hparams, weights, cache):
             undo.pop_all()
             return cache
-    return KVCache(hparams, n_ctx, at, kv_type, n_states)
+    return KVCache(hparams, n_ctx, at, kv_type, n_states, has_memory=has_memory)
 
 
 def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None, **settings: Any) -> Model:
@@ -257,14 +262,36 @@ def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
 
 def open_contexts(h: Hparams, kind: Type, backends: Sequence[Backend], limits: Mapping[Backend, int]) -> list[int]:
     """What is tried in turn for `n_ctx` 0 or None: the trained context, and under limits the half of it, and so on, to
-    LEAST_CONTEXT; so the least limit that suffices does not depend on the limit that was given."""
+    LEAST_CONTEXT; so the least limit that suffices does not depend on the limit that was given.  Only one where a cache
+    has no rows."""
     found = [trained_context(h, kind, backends, limits)]
     if limits:
         least = min(h.n_ctx_train, LEAST_CONTEXT)
         found[0] = max(found[0], least)
-        while found[-1] > least:
+        while found[-1] > least and _row_size(h, kind):
             found.append(max(found[-1] // 2, least))
     return found
+
+
+def longest(contexts: Sequence[int], hold: Callable[[int], T]) -> tuple[int, T]:
+    """(n_ctx, what `hold(n_ctx)` returns) of the first of these contexts, the longest first, for which it does not
+    raise OutOfMemory.  If the first one is refused, the last one is tried next: where that is refused, all are."""
+    first, *others = contexts
+    try:
+        return first, hold(first)
+    except OutOfMemory:
+        if not others:
+            raise
+    shortest = hold(others[-1])
+    for n_ctx in others[:-1]:
+        with suppress(OutOfMemory):
+            return n_ctx, hold(n_ctx)
+    return others[-1], shortest
+
+
+def _row_size(h: Hparams, kind: Type) -> int:
+    """Bytes of a row of all layers' caches."""
+    return sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
 
 
 def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
@@ -272,7 +299,7 @@ def trained_context(h: Hparams, kind: Type, backends: Sequence[Backend],
     """The context for `n_ctx` 0 or None: the length that the model was trained with, or less, so that the cache takes
     at most half of the free memory (of the host, and of the backends together), and an eighth of the sum of `limits`.
     """
-    row = sum(layer.n_embd_k + layer.n_embd_v for layer in h.layers) // kind.block_size * kind.type_size
+    row = _row_size(h, kind)
     left = [backend.memory_available() for backend in backends]
     known = [] if (free := host_memory()) is None else [free]
     if None not in left:

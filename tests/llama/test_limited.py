@@ -9,9 +9,8 @@ from ggml_here import IS_HERE, WHY_NOT, backend
 from small_llama import MAMBA, SHAPES, SMALL, TOKENS, contents
 
 import ggml_sched as gs
-from ggml_sched.llama import load, process_budget, random_llama, write_gguf
+from ggml_sched.llama import limited, load, process_budget, random_llama, write_gguf
 from ggml_sched.llama.gguf import Kind
-from ggml_sched.llama.limited import _Limited
 from ggml_sched.llama.synthetic import random_model
 from ggml_sched.placement.residency import choose, least_choice
 from ggml_sched.planning.program import Fetch
@@ -342,14 +341,14 @@ def test_a_limit_above_the_least_one_is_enough_where_arenas_grow_with_each_choic
 @pytest.fixture
 def planned(monkeypatch):
     """The weights in the store of each planning with such weights."""
-    found, plans = [], _Limited.plans
+    found, plans = [], limited._Limited.plans
 
     def noted(self, shapes, stored, windows):
         if stored:
             found.append([*stored])
         return plans(self, shapes, stored, windows)
 
-    monkeypatch.setattr(_Limited, "plans", noted)
+    monkeypatch.setattr(limited._Limited, "plans", noted)
     return found
 
 
@@ -378,6 +377,48 @@ def test_a_choice_with_a_larger_window_is_taken_only_if_it_fits_and_is_better(wo
         assert held(model) <= limit
         assert {*planned[0]} == {*model.residency.fetched, *model.residency.rows} != {*planned[1]}
         assert len(planned) == 2
+
+
+class Counted(gs.CpuBackend):
+    """Counts the most bytes of its buffers at a time."""
+
+    most = 0
+
+    def alloc_buffer(self, size):
+        buffer = super().alloc_buffer(size)
+        self.most = max(self.most, self.used)
+        return buffer
+
+
+@pytest.mark.parametrize("options", [{}, {"n_ctx": 1024}, {"flash": False}])
+def test_nothing_is_allocated_before_a_limit_is_kept_or_refused(options):
+    data = random_llama(1, n_vocab=64, n_embd=32, n_layer=2, n_head=4, n_head_kv=4, n_ff=48, n_ctx=4000)
+    least = limit_of(data, "least", n_threads=1, **options)
+    with Counted(1) as cpu:
+        for limit in 1000, least - 1:
+            with pytest.raises(gs.OutOfMemory):
+                load(data, [cpu], memory=limit, **options)
+            assert cpu.most == 0
+        with load(data, [cpu], memory=least, **options) as model:
+            assert 0 < held(model) <= least and cpu.most <= least
+
+
+@pytest.mark.parametrize("data, n", [
+    (random_llama(1, n_vocab=5000, n_embd=32, n_layer=1, n_head=4, n_head_kv=1, n_ff=48, n_ctx=100_000), 2),
+    (random_model("mamba", 1, metadata={"context_length": 1 << 20, "vocab_size": 5000}), 1)])    # a cache without rows
+def test_a_refusal_takes_few_attempts(data, n, monkeypatch):
+    least = limit_of(data, "least", n_threads=1, n_batch=64)
+    attempts, hold = [], limited.hold
+
+    def counted(*arguments):
+        attempts.append(arguments[3].n_ctx)
+        return hold(*arguments)
+
+    monkeypatch.setattr(limited, "hold", counted)
+    with pytest.raises(gs.OutOfMemory):
+        load(data, memory=least - 1, n_threads=1, n_batch=64)
+    assert len(attempts) == n and attempts[0] > 1024
+    load(data, memory=least, n_threads=1, n_batch=64).close()
 
 
 def test_limits_are_bytes_texts_or_by_backend():

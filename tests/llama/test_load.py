@@ -12,7 +12,7 @@ import ggml_sched as gs
 from ggml_sched import _host
 from ggml_sched.llama import load, model_graphs, random_llama
 from ggml_sched.llama.defaults import default_backend, named_backends
-from ggml_sched.llama.load import trained_context
+from ggml_sched.llama.load import longest, trained_context
 
 SMALL = random_llama(1, **SHAPES, n_ctx=96)
 TOKENS = [3, 14, 15, 9, 26, 5]
@@ -122,6 +122,25 @@ def test_the_context_is_known_where_the_system_does_not_say_how_much_memory_is_f
     monkeypatch.setattr(_host, "MEMINFO", os.devnull)
     with load(SMALL) as model:
         assert model.n_ctx == 96
+
+
+@pytest.mark.parametrize("most, tried, found", [
+    (9, [8], 8), (8, [8], 8), (5, [8, 1, 4], 4), (2, [8, 1, 4, 2], 2), (1, [8, 1, 4, 2], 1), (0, [8, 1], None)])
+def test_the_longest_context_is_found_and_a_refusal_takes_two_attempts(most, tried, found):
+    heard = []
+
+    def attempt(n_ctx):
+        heard.append(n_ctx)
+        if n_ctx > most:
+            raise gs.OutOfMemory(f"{n_ctx} tokens")
+        return -n_ctx
+
+    if found is None:
+        with pytest.raises(gs.OutOfMemory, match="1 tokens"):
+            longest([8, 4, 2, 1], attempt)
+    else:
+        assert longest([8, 4, 2, 1], attempt) == (found, -found)
+    assert heard == tried
 
 
 def test_progress_ends_with_everything(tmp_path):
