@@ -119,12 +119,14 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(Compiling())
         place = _fitted(args, source, named) if args.fit else None
         start = time.perf_counter()
-        memory = None if args.memory is None or args.fit else _budget(args, source)
-        with Progress(os.path.basename(source)) as progress, _naming_enough(args.memory, memory):
-            model = stack.enter_context(llama.load(
-                source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
-                kv_type=args.kv_type, flash=False if args.no_flash else None, use_mmap=not args.no_mmap,
-                experts=args.experts, progress=progress.listener))
+        with Progress(os.path.basename(source)) as progress:
+            def load(memory: int | None) -> Model:
+                return llama.load(source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
+                                  kv_type=args.kv_type, flash=False if args.no_flash else None,
+                                  use_mmap=not args.no_mmap, experts=args.experts, progress=progress.listener)
+
+            model = stack.enter_context(load(None) if args.memory is None or args.fit
+                                        else _under_limit(args, source, load))
         loaded = {"loaded": time.perf_counter() - start}
         if args.tokens is None:
             start = time.perf_counter()
@@ -176,20 +178,26 @@ def _budget(args: argparse.Namespace, source: str) -> int:
     return llama.process_budget(args.memory, n_vocab)
 
 
-@contextmanager
-def _naming_enough(limit: str, memory: int | None) -> Iterator[None]:
-    """Let the error of a model that needs more than `memory`, which is what `limit` leaves for it, say a limit that is
+def _under_limit(args: argparse.Namespace, source: str, load: Callable[[int], Model]) -> Model:
+    """Load the model with the bytes that --memory leaves for it.  The error of one that is too small says one that is
     enough: a MiB more than the exact one, because `process_budget` rounds."""
-    from ggml_sched.placement.specs import read_bytes
-
+    refusal: OutOfMemory | None = None
     try:
-        yield
+        memory = _budget(args, source)
     except OutOfMemory as error:
-        if memory is None or error.needed is None or error.available != memory:
+        memory, refusal = 0, error      # the process alone needs more; what the model needs is said below
+    try:
+        return load(memory)
+    except OutOfMemory as error:
+        if error.needed is None or error.available != memory:
             raise
-        enough = ((read_bytes(limit) + error.needed - memory) >> 20) + 2
-        raise OutOfMemory(f"{error}; --memory {enough}MiB is enough", error.backend, error.needed,
-                          error.available) from error
+        from ggml_sched.placement.specs import read_bytes
+
+        others = read_bytes(args.memory) - memory if refusal is None else refusal.needed or 0
+        enough = ((others + error.needed) >> 20) + 2
+        least = refusal or error
+        raise OutOfMemory(f"{least}; --memory {enough}MiB is enough", least.backend, least.needed,
+                          least.available) from error
 
 
 def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from small_llama import SHAPES, SMALL
 
+import ggml_sched as gs
 from ggml_sched import Device, cli
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import run as run_command
@@ -169,6 +170,41 @@ def test_a_limit_in_which_the_model_does_not_fit_is_refused_with_one_in_which_it
     enough = re.search(r"the model needs .*; --memory (\d+MiB) is enough\n", capsys.readouterr().err)[1]
     assert cli.main([*options, enough]) == 0
     assert cli.main([*options, f"{int(enough[:-3]) - 2}MiB"]) == 1
+
+
+def test_a_limit_below_what_the_process_needs_itself_is_refused_with_one_in_which_the_model_fits(
+        tmp_path, capsys, monkeypatch):
+    path = tmp_path / "large.gguf"
+    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
+    options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--memory"]
+    others = (70 << 20) + 12_345
+
+    def budget(limit, n_vocab):
+        left = (read_bytes(limit) - others) >> 20 << 20
+        if left <= 0:
+            raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - left, read_bytes(limit))
+        return left
+
+    monkeypatch.setattr("ggml_sched.llama.process_budget", budget)
+    for limit in "1MiB", "70MiB", "71.5MiB":
+        assert cli.main([*options, limit]) == 1
+        why = "the process holds much" if limit != "71.5MiB" else "the model needs .*"
+        enough = re.search(rf"{why}; --memory (\d+)MiB is enough\n", capsys.readouterr().err)[1]
+        assert cli.main([*options, f"{enough}MiB"]) == 0
+        assert cli.main([*options, f"{int(enough) - 2}MiB"]) == 1
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize("given", [(), ("CPU", 5000, 3000), ("CPU", None, 4000)])
+def test_an_error_of_memory_that_is_not_of_the_limit_names_no_limit(model_file, capsys, monkeypatch, given):
+    def load(*arguments, **options):
+        raise gs.OutOfMemory("no memory", *given)
+
+    monkeypatch.setattr("ggml_sched.llama.load", load)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 4000)
+    assert cli.main(["run", str(model_file), "--tokens", "1", "--memory", "100GiB"]) == 1
+    err = capsys.readouterr().err
+    assert "no memory" in err and "is enough" not in err
 
 
 def test_a_fit_takes_no_limit_of_the_process_and_says_so_before_it_measures(model_file, capsys, monkeypatch):
