@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from random_graphs import Built, quick, recipes
 
 import ggml_sched as gs
+from ggml_sched.execution.arenas import SchedulerArenas
 
 F32 = np.float32
 
@@ -296,6 +297,23 @@ def test_what_is_held_counts_as_available_for_the_next_graph(kind, is_shared):
         assert backend.used == needed == max(most)
         sched.alloc(small[0])
         sched.compute(small[0], zero=True)
+
+
+@pytest.mark.parametrize("work, is_crowded", [(0, False), (1, True)])
+def test_work_memory_counts_beside_old_and_new_memory_in_a_budget(work, is_crowded):
+    """Old buffers stay open while larger ones are allocated where the budget holds both and work memory."""
+    def alloc_buffer(size):
+        buffer = type(backend).alloc_buffer(backend, size)
+        most.append(backend.used)
+        return buffer
+
+    backend, most = gs.CpuBackend(1), []
+    arenas = SchedulerArenas((backend,), {0: 3 << 12})
+    arenas.grow([[1 << 12]], lambda: None)
+    backend.alloc_buffer, backend.work_held = alloc_buffer, work
+    arenas.grow([[2 << 12]], lambda: None)
+    assert max(most) == (2 << 12 if is_crowded else 3 << 12) and backend.used == 2 << 12
+    arenas.close()
 
 
 def test_old_memory_and_what_lived_in_it_come_back_when_new_memory_cannot_be_had():
