@@ -118,6 +118,23 @@ def last_of(search):
     return LastBounds(search.cases, search.bounds, search._explore)
 
 
+def test_branch_and_bound_goes_on_with_the_least_bound_also_of_searched_cases():
+    def branched(made, bound, turn):
+        heard.append(bound)
+        made.branches = SimpleNamespace(value=bound, is_stuck=True, path=None)
+        return bound
+
+    heard, chain = [], Chain((0,), (np.full((1, 1, 1), 5.0),), (np.zeros((1, 3), int),), np.zeros(1), ((2,),))
+    candidates = SimpleNamespace(within=0.005, budgets=(100, 80, 1000), best=SimpleNamespace(seconds=10.0),
+                                 is_near=lambda bound: False, is_late=False)
+    cases = OpenCases(candidates, [])
+    for add, bound in ((cases.put, 5.0), (cases.put, 7.0), (cases.weaken, 3.0)):
+        add(bound, Open((CASE,), ({},), (), chain, CASE.floors, Solution(5.0, 5.0, None, None, ()), (), is_parted=True))
+    last = LastBounds(cases, SimpleNamespace(branched=branched), None)
+    last._parted = lambda made, bound: False
+    assert last.raised() == 3.0 and heard == [3.0]
+
+
 def test_no_placement_of_the_tables_undercuts_what_cases_prove():
     parts = []
     for seed in range(6):
