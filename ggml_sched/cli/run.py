@@ -179,8 +179,8 @@ def _budget(args: argparse.Namespace, source: str) -> int:
 
 
 def _under_limit(args: argparse.Namespace, source: str, load: Callable[[int], Model]) -> Model:
-    """Load the model with the bytes that --memory leaves for it.  The error of one that is too small says one that is
-    enough: a MiB more than the exact one, because `process_budget` rounds."""
+    """Load the model with the bytes that --memory leaves for it.  Add a --memory that is enough to the error of one
+    that is too small: a MiB more than the exact one, because `process_budget` rounds."""
     refusal: OutOfMemory | None = None
     try:
         memory = _budget(args, source)

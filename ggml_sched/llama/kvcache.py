@@ -41,9 +41,9 @@ class KVCache:
     """`k[l]`, `v[l]`, `r[l]`, `s[l]`: the tensors of layer l, None where the layer has none.
 
     `n_ctx` rows of `kv_type` (a Type or its name), states for `n_seq` sequences.  `flash`: the layout for flash
-    attention, with V not transposed.  `has_memory` False: the tensors have addresses for planning alone.  ValueError for
-    a type that the layout, or the width of the heads, does not allow; OutOfMemory and PlacementError as backends raise
-    them.
+    attention, with V not transposed.  `has_memory` False: the tensors have addresses for planning alone.  ValueError
+    for a type that the layout, or the width of the heads, does not allow; OutOfMemory and PlacementError as backends
+    raise them.
     """
 
     def __init__(self, hparams: Hparams, n_ctx: int, place: PlaceFunction, kv_type: Type | str = "f32",

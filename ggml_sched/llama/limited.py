@@ -51,7 +51,8 @@ the limit.  Otherwise it gets memory when it is first used, if there is enough b
 FEW = (2, 3, 5, 7)
 """Numbers of tokens for which kernels may need more work memory than for more tokens."""
 ROUNDS = 8
-"""The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before."""
+"""The most rounds of choosing weights and planning the graphs; a round counts the arenas of the round before.  The
+last one takes the least choice if none has fitted."""
 NO_MEMORY = 1 << 62
 """The size of the buffers without memory in which weights have addresses for planning."""
 
