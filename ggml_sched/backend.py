@@ -338,7 +338,7 @@ class Backend(BackendBase):
 
         Views follow their roots.  Raises OutOfMemory, BackendError; then no tensor has changed.
         """
-        pending, total = self._layout(ctx)
+        pending, total = tensor_layout(self, ctx)
         if self.max_buffer_size is not None and total > self.max_buffer_size:
             raise OutOfMemory(
                 f"the tensors of context {ctx.name!r} need {total} bytes in one buffer; backend "
@@ -362,18 +362,7 @@ class Backend(BackendBase):
 
     def alloc_tensors_size(self, ctx: Context) -> int:
         """Bytes that `alloc_tensors(ctx)` would allocate."""
-        return self._layout(ctx)[1]
-
-    def _layout(self, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
-        pending, total = [], 0
-        for tensor in ctx.tensors:
-            # An address in a scheduler's arena does not count: it is valid only until the next graph is allocated.
-            is_temporary = tensor.lease is not None and tensor.lease.transient
-            if tensor.view_src is None and (is_temporary or tensor.buffer is None):
-                pending.append((tensor, total))
-                size = checked_alloc_size(self, tensor, self.alloc_size(tensor))
-                total += -(-size // self.alignment) * self.alignment
-        return pending, total
+        return tensor_layout(self, ctx)[1]
 
     # -- data -------------------------------------------------------------------
 
@@ -546,6 +535,19 @@ class Backend(BackendBase):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+
+def tensor_layout(backend: Backend, ctx: Context) -> tuple[list[tuple[Tensor, int]], int]:
+    """([(tensor, offset)], bytes of the buffer) of those tensors of a context that `alloc_tensors` places."""
+    pending, total = [], 0
+    for tensor in ctx.tensors:
+        # An address in a scheduler's arena does not count: it is valid only until the next graph is allocated.
+        is_temporary = tensor.lease is not None and tensor.lease.transient
+        if tensor.view_src is None and (is_temporary or tensor.buffer is None):
+            pending.append((tensor, total))
+            size = checked_alloc_size(backend, tensor, backend.alloc_size(tensor))
+            total += -(-size // backend.alignment) * backend.alignment
+    return pending, total
 
 
 def get_backend(tensor: Tensor) -> Backend | None:

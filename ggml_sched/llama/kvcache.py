@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
-from ggml_sched.backend import Backend, Buffer, tensor_copy
+from ggml_sched.backend import Backend, Buffer, tensor_copy, tensor_layout
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.hparams import Hparams
@@ -237,10 +237,10 @@ class KVCache:
 
 def _without_memory(backend: Backend, ctx: Context) -> Buffer:
     """A buffer without memory in which the tensors of a context have the addresses that `alloc_tensors` would give."""
-    buffer, offset = Buffer(backend, backend.alloc_tensors_size(ctx), usage="any"), 0
-    for tensor in ctx.tensors:
+    placed, total = tensor_layout(backend, ctx)
+    buffer = Buffer(backend, total, usage="any")
+    for tensor, offset in placed:
         bind_resident(tensor, buffer, offset)
-        offset += -(-backend.alloc_size(tensor) // backend.alignment) * backend.alignment
     return buffer
 
 
