@@ -55,6 +55,8 @@ CONTEXT = 4096
 SEQUENCES = (1, 2, 4, 8, 16)
 AFTER = 32
 """Tokens of each sequence before those that are timed."""
+WARM = 40
+"""Tokens before those that are timed: by then mapped weights have moved to huge pages."""
 PEER = "llama.cpp"
 """The engine of speed.py that llama-cpp-python is."""
 PARTS = ("products", "attention", "small nodes", "waiting", "host")
@@ -207,7 +209,7 @@ class Bench:
                 model.truncate(depth)
 
             model.eval(tokens(depth), last_only=True)
-            timed(token, 2)
+            timed(token, WARM)
             again()
             for _ in range(self.rounds):
                 self.limits.measure()
@@ -255,7 +257,7 @@ class Bench:
 
             for i in range(n):
                 model.eval_batch([(i, tokens(AFTER))])
-            timed(token, 2)
+            timed(token, WARM)
             again()
             for _ in range(self.rounds):
                 self.limits.measure()

@@ -115,6 +115,12 @@ def measure(path: Path, threads: int, rounds: int, engines: tuple[str, ...]) -> 
         found = {"decode": in_turns(workers, "decode", DECODED, rounds),
                  "prefill": in_turns(workers, "prefill", PROMPT, max(3, rounds // 2)), "load": loads,
                  "memory": {name: worker.ask("memory") for name, worker in workers.items()}}
+        for name in engines:
+            if name != "llama.cpp":
+                worker = stack.enter_context(Worker(f"{name} mapped", path, threads))
+                worker.ask("decode", DECODED)
+                worker.ask("prefill", PROMPT)
+                found["memory"][f"{name} mapped"] = worker.ask("memory")
         if threads > 1:
             with busy_neighbour():
                 found["busy"] = in_turns(workers, "decode", DECODED, rounds)
@@ -209,8 +215,11 @@ def summary(found: dict, engines: tuple[str, ...]) -> str:
                 lambda seen, e: ratio(seen["prefill"][e], seen["prefill"]["llama.cpp"])),
             row("load to the first logits / llama.cpp's", TARGETS["load"],
                 lambda seen, e: median(seen["load"][e]) / median(seen["load"]["llama.cpp"]), max),
-            row("memory of its own / llama.cpp's", TARGETS["memory"],
-                lambda seen, e: seen["memory"][e]["anonymous"] / seen["memory"]["llama.cpp"]["anonymous"], max),
+            row("resident memory / llama.cpp's", TARGETS["memory"],
+                lambda seen, e: sum(seen["memory"][e].values()) / sum(seen["memory"]["llama.cpp"].values()), max),
+            row("memory of its own, weights mapped / llama.cpp's", TARGETS["memory"],
+                lambda seen, e: (seen["memory"][f"{e} mapped"]["anonymous"]
+                                 / seen["memory"]["llama.cpp"]["anonymous"]), max),
             row("two threads beside a busy process / idle", TARGETS["busy"],
                 lambda seen, e: median(seen["busy"][e]) / median(seen["decode"][e]))]
     rows.append(["quantised / f32 of the same model", "≥ 1.0",
@@ -250,11 +259,14 @@ llama-cpp-python {version('llama-cpp-python') if peer else '(not measured)'}.  {
     rows = []
     for (name, threads), seen in found.items():
         for e in engines:
-            m = seen["memory"][e]
+            m, mapped = (seen["memory"].get(kind) for kind in (e, f"{e} mapped"))
             rows.append([name, threads, e, f"{median(seen['load'][e]):.3f}", f"{m['anonymous'] / 2**20:.0f}",
-                         f"{m['mapped'] / 2**20:.0f}"])
+                         f"{m['mapped'] / 2**20:.0f}", f"{mapped['anonymous'] / 2**20:.0f}" if mapped else "-"])
     parts.append("## Loading: seconds to the first token's logits; memory in MiB, its own and of the mapped file\n\n"
-                 + markdown(["format", "threads", "engine", "seconds", "anonymous", "mapped"], rows))
+                 "The last column is that of its own with `load(huge_pages=False)`, which leaves weights in the file's "
+                 "mapping.\n\n"
+                 + markdown(["format", "threads", "engine", "seconds", "anonymous", "mapped", "without huge pages"],
+                            rows))
     rows = []
     for (name, threads), seen in found.items():
         if "busy" in seen:

@@ -3,7 +3,8 @@
     python speed_worker.py ENGINE FILE THREADS CONTEXT
 
 ENGINE: llama.cpp (flash attention, f16 cache, logits of the last row, as fast as it goes), ggml or cpu (this package on
-GgmlBackend or CpuBackend, the same settings).  It answers each line of input with a line of JSON:
+GgmlBackend or CpuBackend, the same settings), "ggml mapped" or "cpu mapped" (these without huge pages).  It answers
+each line of input with a line of JSON:
 
     prefill N       seconds to evaluate N tokens of a fresh sequence
     decode N [M]    seconds to evaluate N tokens, one after the other, after a prompt of M (32), which is kept
@@ -71,10 +72,11 @@ class Ours:
         import ggml_sched as gs
         from ggml_sched import llama
 
-        kind = gs.GgmlBackend if engine == "ggml" else gs.CpuBackend
+        kind = gs.GgmlBackend if engine.startswith("ggml") else gs.CpuBackend
         _ = gs.Scheduler, gs.Graph      # imported when they are first used; imports are not counted
         self.before, self.start = memory(), time.perf_counter()
-        self.model = llama.load(path, [kind(n_threads=threads)], n_ctx=n_ctx, n_batch=N_BATCH, kv_type="f16")
+        self.model = llama.load(path, [kind(n_threads=threads)], n_ctx=n_ctx, n_batch=N_BATCH, kv_type="f16",
+                                huge_pages=not engine.endswith("mapped"))
 
     def reset(self) -> None:
         self.model.reset()
