@@ -112,10 +112,12 @@ class Buffer(BufferBase):
 
     `Buffer(backend, size, base=0, usage="any")`: size in bytes; `base` is the address of the first byte, or 0 on a
     backend without addresses.  `file_backed`: the memory is a mapped file.  The operating system can drop its pages and
-    read them again, so they cost no memory of the process, unlike a copy of them in another layout.
+    read them again, so they cost no memory of the process, unlike a copy of them in another layout.  `moved`: bytes of
+    such a file that are in private memory by now, at the same addresses, which the system cannot read again.
     """
 
     file_backed: bool = False
+    moved: int = 0
     experts: Any = None
     """The bank (backends/store/slots.py) whose experts a store reads into this buffer when a node has chosen them, or
     None."""
@@ -134,6 +136,10 @@ class Buffer(BufferBase):
         block = memoryview(bytes([self.checked_byte(value)]) * min(piece, self.size))
         for offset in range(0, self.size, piece):
             self.write(offset, block[: min(piece, self.size - offset)])
+
+    def is_read(self, offset: int) -> bool:
+        """Whether kernels read the weight at this offset where it is, and not a copy of it in another layout."""
+        return True
 
     def checked_byte(self, value: int) -> int:
         """`value` as an int; ValueError unless it is in 0 .. 255."""

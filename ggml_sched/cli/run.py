@@ -86,6 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-type", choices=KV_TYPES, default="f16", help="of the KV cache (%(default)s)")
     group.add_argument("--no-flash", action="store_true", help="attention as several nodes")
     group.add_argument("--no-mmap", action="store_true", help="copy the weights instead of mapping the file")
+    group.add_argument("--no-huge-pages", action="store_true",
+                       help="leave the weights in the file's mapping, which processes share")
     group.add_argument("--policy", choices=("default", "seed"), default="default", help="the scheduler's policy")
     group.add_argument("--stats", action="store_true",
                        help="splits, copies, memory and times, on standard error at the end")
@@ -123,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
             def load(memory: int | None) -> Model:
                 return llama.load(source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
                                   kv_type=args.kv_type, flash=False if args.no_flash else None,
-                                  use_mmap=not args.no_mmap, experts=args.experts, progress=progress.listener)
+                                  use_mmap=not args.no_mmap, huge_pages=not args.no_huge_pages, experts=args.experts,
+                                  progress=progress.listener)
 
             model = stack.enter_context(load(None) if args.memory is None or args.fit
                                         else _under_limit(args, source, load))

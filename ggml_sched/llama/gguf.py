@@ -114,6 +114,13 @@ class GGUFFile:
             # EINVAL: the system does not know POPULATE_READ.  Reading one byte of every page does the same.
             self.memory[start:stop : mmap.PAGESIZE].max()
 
+    def prefer_huge_pages(self) -> None:
+        """Tell the operating system to read the file into huge pages, where its kernel and file system can; pages that
+        are in memory already stay as they are."""
+        if self._mapping is not None and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
+
     def forget(self, start: int, stop: int) -> None:
         """Release the memory of bytes start .. stop of this file, which were copied elsewhere; a later access reads
         them from the file again.  Does nothing where the operating system has no such call."""

@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     """Bytes of the weights, in the file's mapping or copied, and of all slots of experts."""
     mapped: int
     """Those bytes of `weights` that are in the file's mapping: the operating system can drop these pages, and several
-    processes share them."""
+    processes share them.  What has moved to huge pages is no longer among them."""
     cache: int
     """Bytes of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
@@ -46,6 +46,6 @@ def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Sch
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]
     return Memory(sum(buffer.size for buffer in loaded) + slots,
-                  sum(buffer.size for buffer in loaded if buffer.file_backed),
+                  sum(buffer.size - buffer.moved for buffer in loaded if buffer.file_backed),
                   sum(buffer.size for buffer in cached), scheduler.buffer_size(backend),
                   0 if closed else backend.work_held + backend.host_work_held)

@@ -24,6 +24,7 @@ from ggml_sched.llama.batchgraph import LargestShapes
 from ggml_sched.llama.builder import BatchGraph, Shape, build_graph
 from ggml_sched.llama.errors import SequenceError
 from ggml_sched.llama.hparams import Hparams
+from ggml_sched.llama.huge_pages import HugePages
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
@@ -46,7 +47,8 @@ class Runner:
 
     def __init__(self, arch: Architecture, hparams: Hparams, weights: Weights, cache: KVCache,
                  backends: Sequence[Backend], n_seq: int, policy: str, n_batch: int,
-                 fit: Fit | None = None, held: Held | None = None, arenas: Arenas | None = None) -> None:
+                 fit: Fit | None = None, held: Held | None = None, arenas: Arenas | None = None,
+                 huge_pages: bool = True) -> None:
         from ggml_sched import Scheduler
 
         self.hparams = hparams
@@ -72,6 +74,11 @@ class Runner:
         self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
         self.recorder: Recorder | None = None
+        # Whether `begin` has something to do before an evaluation of a model without recurrent states or dirty rows.
+        self.moves: bool = huge_pages and any(buffer.file_backed for buffers in weights.buffers.values()
+                                              for buffer in buffers)
+        self._has_begun: bool = False           # whether `begin` was called
+        self._pages: HugePages | None = None    # what moves the weights, from the second evaluation on
         self.dirty: list[np.ndarray] = []       # cache rows that failed evaluations may have written
         self._largest = LargestShapes(n_seq, n_batch, cache.padded(cache.n_ctx)).of
         self._reserved: set[Shape] = set()      # shapes with reserved memory: each the largest of its kind
@@ -126,7 +133,10 @@ class Runner:
     # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------
 
     def begin(self, sequences: Iterable[int]) -> None:
-        """Zero rows of failed evaluations, and back up the recurrent states of these sequences for `undo`."""
+        """Zero rows of failed evaluations, back up the recurrent states of these sequences for `undo`, and move a part
+        of the weights to huge pages."""
+        if self.moves:
+            self._move_weights()
         if self.dirty:
             self.cache.clear_rows(np.unique(np.concatenate(self.dirty)))
             self.dirty.clear()
@@ -137,6 +147,19 @@ class Runner:
             for seq in set(sequences):
                 self.cache.copy_state(seq, self.n_seq + seq)
                 self._kept.add(seq)
+
+    def _move_weights(self) -> None:
+        """Move a part of the mapped weights to huge pages, but none before the first evaluation: a first token comes
+        as soon without.  Weights of which a graph reads some rows, such as an embedding of each token, stay."""
+        if not self._has_begun:
+            self._has_begun = True
+            return
+        if self._pages is None:
+            token = self.graph(Shape(1, self.cache.padded(1), 1)).graph
+            names = {source.root.name for node in token.nodes
+                     for source in (node.src[1:] if node.op == "GET_ROWS" else node.src) if source is not None}
+            self._pages = HugePages(self.weights.mapped_ranges(names & self.weights.tensors.keys()))
+        self.moves = self._pages.step()
 
     def pieces(self, sequences: np.ndarray, n_batch: int) -> Iterator[tuple[int, int]]:
         """Parts [start, stop) of a batch of tokens of these sequences, each evaluated by one compute.

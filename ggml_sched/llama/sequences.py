@@ -90,7 +90,7 @@ class SequenceStore:
         if not runner.cells.n_free:
             self.check_room(1, n)
         out = np.empty((1, self.n_vocab), np.float32)
-        if runner.dirty or runner.is_recurrent:
+        if runner.dirty or runner.is_recurrent or runner.moves:
             runner.begin((i,))
 
         def evaluate() -> None:

@@ -7,7 +7,8 @@ On a backend that takes memory of its caller (`buffer_from_ptr`) no weight is co
 itself (one for each file of a split model), if each of its weights is aligned to ELEMENT_ALIGNMENT bytes; the buffer is
 then `file_backed`.  ELEMENT_ALIGNMENT is less than the 64 bytes of a backend's own allocations, because GGUF aligns to
 32 bytes unless the metadata has another value, and the CPU kernels need only whole elements.  Otherwise the bytes are
-copied, and the memory of the file's pages is released meanwhile, so that the weights do not take memory twice.
+copied, and the memory of the file's pages is released meanwhile, so that the weights do not take memory twice.  Bytes
+of a mapping may move to huge pages later (huge_pages.py), at the same addresses.
 
 Under a limit of memory some weights are in a store: their tensors have addresses in its files.  The other weights are
 then read through the store and copied, because no limit can bound the pages of a mapping.
@@ -15,6 +16,7 @@ then read through the store and copied, because no limit can bound the pages of 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -31,6 +33,7 @@ from ggml_sched.llama.gguf import GGUFFile, TensorInfo
 if TYPE_CHECKING:
     from ggml_sched.backends.store import ExpertSlots, Store
     from ggml_sched.llama.expert_slots import SlotsSpec
+    from ggml_sched.llama.huge_pages import Ranges
 
 __all__ = ["Progress", "Spec", "Weights", "grouped", "layout_of", "load_weights"]
 
@@ -83,6 +86,24 @@ class Weights:
     def get(self, name: str) -> Tensor | None:
         return self.tensors.get(name)
 
+    def mapped_ranges(self, used: Collection[str]) -> dict[Buffer, Ranges]:
+        """Addresses [first, stop) of the weights with these names that kernels read in mapped files, in runs that have
+        no gap of a page or more."""
+        found: dict[Buffer, Ranges] = {}
+        for tensor in map(self.tensors.__getitem__, used):
+            buffer, offset = tensor.buffer, tensor.offset
+            if isinstance(buffer, Buffer) and buffer.file_backed and offset is not None and buffer.is_read(offset):
+                first = buffer.base + offset
+                found.setdefault(buffer, []).append((first, first + tensor.nbytes))
+        for buffer, ranges in found.items():
+            runs: Ranges = []
+            for first, stop in sorted(ranges):
+                if runs and first - runs[-1][1] < mmap.PAGESIZE:
+                    first = runs.pop()[0]
+                runs.append((first, stop))
+            found[buffer] = runs
+        return found
+
     def close(self) -> None:
         """Free the memory; idempotent.  Tensors of weights have no address afterwards."""
         if self.slots is not None:
@@ -99,12 +120,13 @@ class Weights:
 def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, use_mmap: bool = True,
                  progress: Progress | None = None, ignored: Iterable[str] = (),
                  twins: Mapping[str, str] | None = None, store: Store | None = None,
-                 stored: Collection[str] = (), slots: SlotsSpec | None = None) -> Weights:
+                 stored: Collection[str] = (), slots: SlotsSpec | None = None, huge_pages: bool = True) -> Weights:
     """Find, check, place and load the tensors `specs` of a file.
 
     `twins`: {name of a tensor that the file does not have: the tensor whose bytes it has}.  `ignored`: patterns, such
     as "*.bias", of names of tensors that are not loaded.  With `progress` mapped weights are read into memory at once,
-    without it at their first use.  With a `store` the weights named in `stored` stay in it, those of `slots` are read
+    without it at their first use.  `huge_pages`: whether the operating system is to read them into huge pages, where it
+    can.  With a `store` the weights named in `stored` stay in it, those of `slots` are read
     from it expert by expert, and all others are copied, not mapped.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
@@ -141,6 +163,8 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
                     copied += here
                     continue
                 buffers.append(buffer)
+                if huge_pages:
+                    file.parts[part].prefer_huge_pages()
                 if progress is not None:
                     _read_ahead(file.parts[part], here, report)
             weights.mapped[backend] = not copied

@@ -127,9 +127,10 @@ class GgmlBackend(GgmlBase, HostBackend):
     # -- packed weights -----------------------------------------------------------
 
     def plain_unread(self, weight: Tensor) -> None:
-        """Drop the pages of a mapped weight from memory: from now on its repacked copy is read, not its plain bytes."""
+        """Drop the pages of a mapped weight from memory: from now on its repacked copy is read, not its plain bytes.
+        Pages of a buffer of which parts have moved stay: those that have moved are in no file."""
         buffer = cast("HostBuffer | DeviceBuffer", weight.buffer)
-        if buffer.file_backed and not buffer.writable:
+        if buffer.file_backed and not buffer.moved and not buffer.writable:
             drop_pages(buffer.base + weight.offset, weight.nbytes)
 
     # -- computing ----------------------------------------------------------------

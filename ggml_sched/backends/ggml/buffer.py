@@ -33,6 +33,9 @@ class HostBuffer(CpuBuffer):
         super().__init__(backend, memory, usage)
         self.packs: dict[int, RepackedWeight | None] = {}       # by the weight's offset; None: no faster layout exists
 
+    def is_read(self, offset: int) -> bool:
+        return self.packs.get(offset) is None
+
     def changed(self) -> None:
         for packed in self.packs.values():
             if packed is not None:

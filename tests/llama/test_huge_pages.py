@@ -1,0 +1,284 @@
+"""Weights of a mapped file move to huge pages while the model is used, where memory allows it."""
+
+import mmap
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from ggml_here import IS_HERE, WHY_NOT
+from ggml_here import backend as ggml_backend
+
+import ggml_sched as gs
+from ggml_sched.llama import huge_pages, load, random_llama
+from ggml_sched.llama.huge_pages import STEPS, HugePages, huge_page_size
+from ggml_sched.llama.memory import Memory
+
+SHAPES = {"n_vocab": 8192, "n_embd": 512, "n_layer": 3, "n_head": 8, "n_ff": 2048, "n_ctx": 128}
+MODEL = random_llama(7, **SHAPES)
+EMBEDDING = 8192 * 512 * 4
+HUGE = huge_page_size()
+
+
+@pytest.fixture
+def huge():
+    """Skips where Linux has no huge pages to give, now or at all."""
+    if not HUGE:
+        pytest.skip("this system gives no huge pages")
+    memory, first = mapped(3 * HUGE)
+    if not huge_pages._move(first, HUGE):
+        pytest.skip("Linux has no huge pages left")
+    del memory
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every file counts as one that is in small pages, however Linux has it in memory."""
+    monkeypatch.setattr(huge_pages, "_small", lambda ranges: ranges)
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(MODEL)
+    return file
+
+
+@pytest.fixture
+def buffer():
+    return gs.Buffer(gs.DryBackend("A"), 0)
+
+
+def mapped(size) -> tuple[mmap.mmap, int]:
+    """Private memory that is not zero, in small pages, and the address of its first huge page."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    np.frombuffer(memory, np.uint32)[:] = np.arange(size // 4)
+    base = np.frombuffer(memory, np.uint8).ctypes.data
+    return memory, -(-base // HUGE) * HUGE
+
+
+def in_huge_pages(first, stop) -> int:
+    return sum(huge for start, end, _, huge in huge_pages._mappings() if start < stop and first < end)
+
+
+def on(model) -> Memory:
+    (memory,) = model.memory().values()
+    return memory
+
+
+def mapped_bytes() -> int:
+    """Bytes of address space."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
+
+
+# -- in a model -----------------------------------------------------------------------------
+
+
+def test_weights_move_in_parts_after_the_first_evaluation_and_logits_keep_their_bits(path, huge, small):
+    tokens = np.random.default_rng(1).integers(0, 8192, STEPS + 2)
+    with load(path, n_ctx=128, huge_pages=False) as model:
+        want = [model.eval([token]) for token in tokens]
+        assert on(model).mapped == on(model).weights
+    with load(path, n_ctx=128) as model:
+        weights, mapped_now = on(model).weights, []
+        for token, logits in zip(tokens, want, strict=True):
+            assert np.array_equal(model.eval([token]), logits)
+            mapped_now.append(on(model).mapped)
+        assert mapped_now[0] == weights > mapped_now[1]
+        assert mapped_now == sorted(mapped_now, reverse=True)
+        assert all(before - after <= weights / STEPS + HUGE
+                   for before, after in zip(mapped_now, mapped_now[1:], strict=False))
+        # All but the embedding, of which a token reads one row, and what is left of a huge page at each end.
+        assert EMBEDDING <= mapped_now[-1] <= EMBEDDING + 4 * HUGE
+        moved = sum(in_huge_pages(buffer.base, buffer.base + buffer.size)
+                    for buffers in model.weights.buffers.values() for buffer in buffers)
+        assert moved >= weights - mapped_now[-1] > 0
+        assert not model._runner.moves
+
+
+@pytest.mark.parametrize("options", [{"huge_pages": False}, {"use_mmap": False}])
+def test_no_weight_moves_where_none_shall(path, small, options):
+    with load(path, n_ctx=128, **options) as model:
+        before = on(model).mapped
+        for token in range(4):
+            model.eval([token])
+        assert on(model).mapped == before and not model._runner.moves
+
+
+def test_a_closed_model_has_freed_its_huge_pages(path, huge, small):
+    def lived() -> int:
+        with load(path, n_ctx=128) as model:
+            for token in range(STEPS + 2):
+                model.eval([token])
+            assert on(model).mapped < EMBEDDING + 4 * HUGE
+        return mapped_bytes()
+
+    lived()
+    assert lived() == lived()
+
+
+def test_a_prompt_in_several_batches_is_one_evaluation(path, huge, small):
+    with load(path, n_ctx=128, n_batch=8) as model:
+        model.eval(list(range(40)))
+        assert on(model).mapped == on(model).weights
+        model.eval([1])
+        assert on(model).mapped < on(model).weights
+
+
+def test_models_of_one_file_keep_their_own_pages(path, huge, small):
+    with load(path, n_ctx=128) as a, load(path, n_ctx=128) as b:
+        for token in range(STEPS + 2):
+            want = a.eval([token])
+        assert on(b).mapped == on(b).weights
+        for token in range(STEPS + 2):
+            seen = b.eval([token])
+        a.close()
+        assert np.array_equal(seen, want) and np.isfinite(b.eval([5])).all()
+
+
+@pytest.mark.skipif(not IS_HERE, reason=WHY_NOT)
+def test_weights_that_ggml_has_repacked_stay_in_the_file(tmp_path, huge, small):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(random_llama(7, **SHAPES, dtype="q4_0"))
+    with ggml_backend(1) as backend, load(file, [backend], n_ctx=128) as model:
+        for token in range(STEPS + 2):
+            model.eval([token])
+        packed = model.weights["blk.0.ffn_up.weight"]
+        if packed.buffer.packs.get(packed.offset) is None:
+            pytest.skip("this ggml repacks no weights")
+        assert on(model).mapped == on(model).weights
+
+
+@pytest.mark.skipif(not IS_HERE, reason=WHY_NOT)
+def test_a_copy_that_ggml_repacks_later_drops_no_byte_that_has_moved(path, huge, small):
+    with ggml_backend(1) as backend, load(path, [backend], n_ctx=128) as model:
+        for token in range(STEPS + 2):
+            model.eval([token])
+        weight = model.weights["blk.0.ffn_up.weight"]
+        assert weight.buffer.moved > 0
+        before = weight.numpy()
+        backend.plain_unread(weight)
+        assert np.array_equal(weight.numpy(), before)
+
+
+# -- what moves, and when moving ends --------------------------------------------------------
+
+
+def test_what_reads_bytes_while_they_move_finds_them(huge):
+    memory, first = mapped(24 * HUGE)
+    array = np.frombuffer(memory, np.uint8)
+    start = first - array.ctypes.data
+    read = array[start : start + 22 * HUGE].view(np.uint64)
+    want, seen, ended = read.sum(), [], threading.Event()
+
+    def reads() -> None:
+        while not ended.is_set():
+            seen.append(read.sum())
+
+    thread = threading.Thread(target=reads)
+    thread.start()
+    try:
+        for i in range(22):
+            assert huge_pages._move(first + i * HUGE, HUGE)
+    finally:
+        ended.set()
+        thread.join()
+    assert set(seen) == {want} and read.sum() == want
+    assert in_huge_pages(first, first + 22 * HUGE) >= 22 * HUGE
+
+
+def test_ranges_in_huge_pages_stay(huge, monkeypatch, buffer):
+    memory, first = mapped(10 * HUGE)
+    assert huge_pages._move(first, 4 * HUGE)
+    monkeypatch.setattr(huge_pages, "_move", lambda address, size: pytest.fail("moved"))
+    assert HugePages({buffer: [(first, first + 4 * HUGE)]}).remaining == 0
+    assert not HugePages({buffer: [(first, first + 4 * HUGE)]}).step()
+    assert HugePages({buffer: [(first + 5 * HUGE, first + 8 * HUGE)]}).remaining == 3 * HUGE
+    del memory
+
+
+def test_only_whole_huge_pages_move(small, monkeypatch, buffer):
+    monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 1 << 21)
+    moved = []
+    monkeypatch.setattr(huge_pages, "_move", lambda address, size: moved.append((address, size)) or True)
+    page = 1 << 21
+    pages = HugePages({buffer: [(page + 1, 3 * page - 1), (5 * page + 8, 8 * page + 8), (9 * page, 10 * page)]})
+    assert pages.remaining == 3 * page
+    while pages.step():
+        pass
+    assert sorted(moved) == [(6 * page, page), (7 * page, page), (9 * page, page)]
+    assert buffer.moved == 3 * page
+
+
+def test_moving_ends_where_memory_is_scarce(small, monkeypatch, buffer):
+    monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 1 << 21)
+    monkeypatch.setattr(huge_pages, "_move", lambda address, size: True)
+    size = 64 << 21
+    free = iter([4 * size, 4 * size - (8 << 21) - 1])
+    monkeypatch.setattr(huge_pages, "host_memory", lambda: next(free))
+    pages = HugePages({buffer: [(0, size)]})
+    assert pages.step() and buffer.moved == 2 << 21
+    assert not pages.step() and buffer.moved == 2 << 21 and pages.remaining == 0
+    monkeypatch.setattr(huge_pages, "host_memory", lambda: 4 * size - 1)
+    assert not HugePages({buffer: [(0, size)]}).step()
+
+
+@pytest.mark.parametrize("failing", ["mmap", "madvise", "mprotect", "mremap"])
+def test_what_linux_refuses_ends_moving_and_loses_nothing(huge, monkeypatch, failing, buffer):
+    real = huge_pages._libc()
+    memory, first = mapped(10 * HUGE)
+    before = memory[:]
+    huge_pages._move(first, HUGE)       # imports and tables of functions are made
+    bytes_before = mapped_bytes()
+
+    class Refusing:
+        def __getattr__(self, name):
+            if name != failing:
+                return getattr(real, name)
+            if name == "madvise":       # small pages, as where memory is in pieces
+                return lambda address, size, advice: real.madvise(address, size, mmap.MADV_NOHUGEPAGE)
+            return lambda *arguments: 1 if name == "mprotect" else huge_pages.FAILED
+
+    monkeypatch.setattr(huge_pages, "_libc", Refusing)
+    pages = HugePages({buffer: [(first + HUGE, first + 8 * HUGE)]})
+    assert not pages.step() and buffer.moved == 0 and pages.remaining == 0
+    assert mapped_bytes() == bytes_before and memory[:] == before
+
+
+def test_a_system_without_huge_pages_has_none_to_move_to(tmp_path, monkeypatch, buffer):
+    def size(enabled: str | None, nbytes: str) -> int:
+        for name, text in (("enabled", enabled), ("hpage_pmd_size", nbytes)):
+            (tmp_path / name).unlink(missing_ok=True)
+            if text is not None:
+                (tmp_path / name).write_text(text)
+        huge_page_size.cache_clear()
+        return huge_page_size()
+
+    monkeypatch.setattr(huge_pages, "SETTINGS", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    try:
+        assert size("always [madvise] never\n", "2097152\n") == size("[always] madvise never\n", "2097152\n") == 1 << 21
+        assert size("always madvise [never]\n", "2097152\n") == size(None, "2097152\n") == 0
+        assert size("always [madvise] never\n", f"{512 << 20}\n") == size("[always] madvise never\n", "many\n") == 0
+        assert HugePages({buffer: [(0, 1 << 30)]}).remaining == 0
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert size("[always] madvise never\n", "2097152\n") == 0
+    finally:
+        huge_page_size.cache_clear()
+
+
+def test_moved_bytes_cannot_be_written(huge):
+    code = ("import ctypes, mmap\n"
+            "from ggml_sched.llama import huge_pages\n"
+            "size = huge_pages.huge_page_size()\n"
+            "memory = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+            "base = ctypes.addressof(ctypes.c_char.from_buffer(memory))\n"
+            "first = -(-base // size) * size\n"
+            "assert huge_pages._move(first, size)\n"
+            "print('moved', flush=True)\n"
+            "ctypes.memset(first, 1, 1)\n")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout == "moved\n" and ended.returncode < 0
