@@ -90,7 +90,7 @@ def test_cells(benchmark, n_rows):
     position, sequence = np.array([n_rows], np.int32), np.zeros(1, np.int32)
 
     def step():
-        cells.place_one(n_rows, 0)
+        cells.place_each([n_rows], [0])
         cells.mask(position, sequence, n_rows + 1, half=True)
 
     def setup():

@@ -28,6 +28,7 @@ cdef class Cells:
 
 
 cdef class TokenInputs:
+    cdef int64_t n                      # tokens of the graph
     cdef Tensor tokens
     cdef Tensor positions
     cdef Tensor rows

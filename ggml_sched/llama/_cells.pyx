@@ -156,11 +156,19 @@ cdef class Cells:
             PyBuffer_Release(&out)
         return rows
 
-    def place_one(self, int32_t position, int64_t seq):
-        """Put one token into the first free row; returns the row.  ContextFull if no row is free."""
-        self.check(seq)
-        self.check_room(1)
-        return self.put(position, seq)
+    def place_each(self, list positions not None, list sequences not None):
+        """`place` for lists of ints; returns a list.  It makes no arrays, and runs for every token of a generation."""
+        cdef int64_t seq
+        cdef int32_t position
+        if len(positions) != len(sequences):
+            raise ValueError(f"{len(sequences)} sequences for {len(positions)} positions")
+        for seq in sequences:
+            self.check(seq)
+        self.check_room(len(positions))
+        rows = []
+        for position, seq in zip(positions, sequences):
+            rows.append(self.put(position, seq))
+        return rows
 
     cdef int64_t put(self, int32_t position, int64_t seq) except -1:
         """Put a token at a position of a sequence into the first free row, which must exist; returns the row."""
@@ -265,59 +273,86 @@ cdef class Cells:
 
 
 cdef class TokenInputs:
-    """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: sets the inputs of a graph of one token.
+    """`TokenInputs(tokens, positions, rows, elements, masks, state_row)`: sets the inputs of a graph of n tokens, all of
+    which are outputs.
 
     Compiled, because it runs for each generated token.  The arguments are input tensors, or None where the graph has no
-    such input: `tokens`, `positions`, `state_row` i32 [1], `rows` i64 [1].  `elements`: pairs (i64 tensor [width] for
-    the indices of the token's values in a transposed V cache, number of columns of that cache).  `masks`: pairs (tensor
-    [n_kv, 1], f32 or f16; window).  ValueError for a tensor in `elements` or `masks` of another type or shape.
+    such input: `tokens`, `positions` i32 [n], `rows` i64 [n], `state_row` i32 [1], which a graph of one sequence has.
+    `elements`: pairs (i64 tensor [width * n] for the indices of the tokens' values in a transposed V cache, number of
+    columns of that cache).  `masks`: pairs (tensor [n_kv, n], f32 or f16; window).  ValueError for a tensor in
+    `elements` or `masks` of another type or shape.
     """
 
     def __init__(self, Tensor tokens not None, Tensor positions, Tensor rows, list elements not None,
                  list masks not None, Tensor state_row):
+        self.n = tokens.n_elements
         for t, _ in elements:
-            check_row(t, Type.I64)
+            check_rows(t, Type.I64, 1)
+            if t.n_elements % self.n:
+                raise ValueError(f"{t!r} has no whole number of elements for each of {self.n} tokens")
         for t, _ in masks:
-            check_row(t, Type.F16 if t.type == Type.F16 else Type.F32)
+            check_rows(t, Type.F16 if t.type == Type.F16 else Type.F32, self.n)
         self.tokens, self.positions, self.rows = tokens, positions, rows
         self.elements, self.state_row = [*elements], state_row
         self.masks = [(t, window, t.type == Type.F16) for t, window in masks]
 
-    def set(self, Cells cells not None, int32_t token, int32_t position, int32_t seq, int64_t row):
-        """Set all inputs for a token that `cells` holds in `row`; False if `Tensor.stage` refuses one of them."""
+    def set(self, Cells cells not None, list tokens not None, list positions not None, list sequences not None,
+            list rows not None):
+        """Set all inputs for n tokens that `cells` holds in `rows`; False if `Tensor.stage` refuses one of them.
+
+        ValueError for lists of other lengths, and for a sequence that `cells` does not have.
+        """
         cdef Tensor t
-        cdef int64_t columns, window, k
+        cdef int64_t columns, window, i, k, row, seq, width
         cdef bytes data
         cdef bint half
-        cells.check(seq)
-        if not self.tokens.stage(PyBytes_FromStringAndSize(<char *>&token, sizeof(token))):
+        for given in (tokens, positions, sequences, rows):
+            if len(given) != self.n:
+                raise ValueError(f"{len(given)} values for {self.n} tokens")
+        for seq in sequences:
+            cells.check(seq)
+        if not self.tokens.stage(packed(tokens)):
             return False
-        if self.positions is not None:
-            if not self.positions.stage(PyBytes_FromStringAndSize(<char *>&position, sizeof(position))):
-                return False
+        if self.positions is not None and not self.positions.stage(packed(positions)):
+            return False
         if self.rows is not None:
-            if not self.rows.stage(PyBytes_FromStringAndSize(<char *>&row, sizeof(row))):
+            data = PyBytes_FromStringAndSize(NULL, self.n * sizeof(int64_t))
+            for i in range(self.n):
+                (<int64_t *><char *>data)[i] = rows[i]
+            if not self.rows.stage(data):
                 return False
         for t, columns in self.elements:
             data = PyBytes_FromStringAndSize(NULL, t.layout.nbytes)
-            for k in range(t.layout.ne[0]):
-                (<int64_t *><char *>data)[k] = k * columns + row
+            width = t.layout.ne[0] // self.n
+            for i in range(self.n):
+                row = rows[i]
+                for k in range(width):
+                    (<int64_t *><char *>data)[i * width + k] = k * columns + row
             if not t.stage(data):
                 return False
         for t, window, half in self.masks:
             data = PyBytes_FromStringAndSize(NULL, t.layout.nbytes)
             if t.layout.ne[0] > cells.n_rows:
                 raise ValueError(f"{t!r}: a mask of {t.layout.ne[0]} rows for {cells.n_rows}")
-            cells.fill_mask(<char *>data, position, seq, t.layout.ne[0], window, half)
+            for i in range(self.n):
+                cells.fill_mask(<char *>data + i * (t.layout.nbytes // self.n), positions[i], sequences[i],
+                                t.layout.ne[0], window, half)
             if not t.stage(data):
                 return False
-        if self.state_row is not None:
-            return self.state_row.stage(PyBytes_FromStringAndSize(<char *>&seq, sizeof(seq)))
-        return True
+        return self.state_row is None or self.state_row.stage(packed(sequences[:1]))
 
 
-cdef int check_row(Tensor t, kind) except -1:
-    """ValueError unless a tensor is one contiguous row of elements of type `kind`."""
-    if t.type != kind or t.n_elements != t.layout.ne[0] or not t.is_contiguous:
-        raise ValueError(f"{t!r} is not a row of {kind}")
+cdef bytes packed(list values):
+    """Ints as the bytes of i32."""
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, len(values) * sizeof(int32_t))
+    cdef int64_t i
+    for i in range(len(values)):
+        (<int32_t *><char *>data)[i] = values[i]
+    return data
+
+
+cdef int check_rows(Tensor t, kind, int64_t n) except -1:
+    """ValueError unless a tensor is n contiguous rows of elements of type `kind`."""
+    if t.type != kind or t.n_elements != n * t.layout.ne[0] or not t.is_contiguous:
+        raise ValueError(f"{t!r} is not {n} rows of {kind}")
     return 0

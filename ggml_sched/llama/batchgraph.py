@@ -93,7 +93,7 @@ class BatchGraph:
     """The graph for batches of one shape; `output`: logits [n_vocab, n_outputs] or embeddings [n_embd, n_outputs], None
     without outputs.  `n_positions`: how many positions the model has learned vectors for; 0: it has none."""
 
-    __slots__ = ("_masks", "_places", "_state", "_token", "graph", "inputs", "n_positions", "output", "shape")
+    __slots__ = ("_each", "_masks", "_places", "_state", "graph", "inputs", "n_positions", "output", "shape")
 
     def __init__(self, graph: Graph, output: Tensor | None, shape: Shape, inputs: Inputs, n_ctx: int,
                  n_positions: int = 0) -> None:
@@ -108,7 +108,8 @@ class BatchGraph:
         # of the token in row r of the K cache has index j * n_ctx + r.
         self._places = [(t, np.arange(width, dtype=np.int64) * n_ctx, np.empty((shape.n_tokens, width), np.int64))
                         for width, t in inputs.v_rows.items()]
-        self._token = None if shape.n_tokens != 1 else TokenInputs(
+        # Where all tokens are outputs, as those are of several generations: each token is one of its own sequence.
+        self._each = None if shape.n_outputs != shape.n_tokens else TokenInputs(
             inputs.tokens, inputs.positions, inputs.k_rows, [(t, n_ctx) for t in inputs.v_rows.values()],
             [(t, window) for window, t in inputs.masks.items()], inputs.state_row)
 
@@ -143,14 +144,15 @@ class BatchGraph:
             self._state[0] = state_row
             inputs.state_row.set(self._state)
 
-    def set_token(self, cells: Cells, token: int, position: int, sequence: int, row: int) -> bool:
-        """`set_inputs` for one token of a sequence, faster, because it makes no NumPy arrays.
+    def set_each(self, cells: Cells, tokens: list[int], positions: list[int], sequences: list[int],
+                 rows: list[int]) -> bool:
+        """`set_inputs` for tokens that are all outputs, faster, because it makes no NumPy arrays.
 
         False if `TokenInputs` cannot set an input, because it has no address or has memory of its own.
         """
         if self.n_positions:
-            self._check_learned(position)
-        return self._token is not None and self._token.set(cells, token, position, sequence, row)
+            self._check_learned(max(positions))
+        return self._each is not None and self._each.set(cells, tokens, positions, sequences, rows)
 
     def _check_learned(self, position: int) -> None:
         if position >= self.n_positions and self.inputs.positions is not None:

@@ -84,10 +84,10 @@ class Runner:
         self._reserved: set[Shape] = set()      # shapes with reserved memory: each the largest of its kind
         self._shift: ShiftGraph | None = None
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
-        self._token: BatchGraph | None = None   # the graph of one token that was computed last
+        self._each: BatchGraph | None = None    # the graph that `compute_each` has computed last
         # Whether a backend can use that the graphs of the next computes are announced.
         self._expects = any(overrides(backend, "expect_graph") for backend in backends)
-        # Whether to wait for a compute of one token: not if all backends are asynchronous, as reading its logits waits.
+        # Whether `compute_each` waits: not if all backends are asynchronous, because reading its logits waits.
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
@@ -192,33 +192,38 @@ class Runner:
             if graph.output is not None and len(out):
                 graph.output.backend.get_tensor(graph.output, out)
 
-    def compute_token(self, token: int, position: int, seq: int, out: np.ndarray) -> None:
-        """`compute` for one token of one sequence; its logits, f32 [1, n_vocab], are written to `out`.
+    def compute_each(self, tokens: list[int], positions: list[int], sequences: list[int], out: np.ndarray) -> None:
+        """`compute` for one token of each of n sequences; their logits, f32 [n, n_vocab], are written to `out`.
 
-        It makes few calls and arrays, because each costs microseconds here: the kernels of the token before have
+        It makes few calls and arrays, because each costs microseconds here: the kernels of the tokens before have
         evicted the interpreter's data from the CPU's caches.
         """
-        row = self.cells.place_one(position, seq)
+        rows, n = self.cells.place_each(positions, sequences), len(tokens)
         n_kv = self.cache.padded(self.cells.rows_in_use())
-        graph = self._token
-        if graph is None or graph.shape.n_kv != n_kv:
-            graph = self._token = self.graph(Shape(1, n_kv, 1))
+        graph = self._each
+        if graph is None or graph.shape.n_kv != n_kv or graph.shape.n_tokens != n:
+            graph = self._each = self.graph(Shape(n, n_kv, n))
         with self.scheduler.lease():
-            self._compute_token(graph, token, position, seq, row, out)
+            try:
+                self._compute_each(graph, tokens, positions, sequences, rows)
+            except OutOfMemory as error:
+                self._note_outputs(error, graph.shape)
+                raise
+            output = graph.output
+            if output is not None and not output.fetch(out):
+                output.backend.get_tensor(output, out)
 
-    def _compute_token(self, graph: BatchGraph, token: int, position: int, seq: int, row: int, out: np.ndarray) -> None:
-        """Compute the graph of one token, which has cache row `row`; called under a lease of the scheduler."""
-        if not graph.set_token(self.cells, token, position, seq, row):
+    def _compute_each(self, graph: BatchGraph, tokens: list[int], positions: list[int], sequences: list[int],
+                      rows: list[int]) -> None:
+        """Compute the graph of tokens that have these cache rows; called under a lease of the scheduler."""
+        if not graph.set_each(self.cells, tokens, positions, sequences, rows):
             self._allocate(graph)
-            if not graph.set_token(self.cells, token, position, seq, row):
+            if not graph.set_each(self.cells, tokens, positions, sequences, rows):
                 # An input has memory that TokenInputs does not write: `set_inputs` writes it, or raises the error.
-                one, places, sequences = (np.array([n], np.int32) for n in (token, position, seq))
-                graph.set_inputs(Batch(one, places, sequences, np.zeros(1, np.int32)), np.array([row]),
-                                 partial(self.cells.mask, places, sequences, graph.shape.n_kv), seq)
+                ids, places, owners = (np.array(values, np.int32) for values in (tokens, positions, sequences))
+                graph.set_inputs(Batch(ids, places, owners, np.arange(len(tokens), dtype=np.int32)), np.array(rows),
+                                 partial(self.cells.mask, places, owners, graph.shape.n_kv), sequences[0])
         self._run(graph, self._waits)
-        output = graph.output
-        if output is not None and not output.fetch(out):
-            output.backend.get_tensor(output, out)
 
     def _run(self, graph: BatchGraph, wait: bool) -> None:
         if self._expects:
@@ -354,7 +359,7 @@ class Runner:
     def close(self) -> None:
         """Free all memory, even if freeing a part of it raises."""
         self.graphs.clear()
-        self._token = None
+        self._each = None
         self._shift = None
         each([self.scheduler.close, self.cache.close, self.weights.close])
 

@@ -55,6 +55,9 @@ class SequenceStore:
         outputs, or of the last token of each pair."""
         with self.lock:
             self.roll_back()
+            each = None if isinstance(parts, Batch) else self._each_of(parts)
+            if each is not None:
+                return self.continue_by_each(each, self.runner.cells.n_used)
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)
             self.check_room(len(batch.tokens), self.runner.cells.n_used)
             out = np.empty((len(batch.outputs), self.n_vocab), np.float32)
@@ -80,25 +83,27 @@ class SequenceStore:
             self.continue_by(batch, out, embeddings=True)
             return out
 
-    def continue_by_one(self, i: int, token: int) -> np.ndarray:
-        """Evaluate one token in sequence i, as every step of a generation does; returns its logits, f32 [1, n_vocab].
+    def continue_by_each(self, each: Mapping[int, int], past: int) -> np.ndarray:
+        """Evaluate one token in each of n sequences, {sequence: token}, as every step of a generation does; returns
+        their logits, f32 [n, n_vocab].  `past`: the tokens that an error says were before.
 
         It does what `continue_by` does, faster, because it makes no Batch.
         """
-        held, runner = self.tokens[i], self.runner
-        n = len(held)
-        if not runner.cells.n_free:
-            self.check_room(1, n)
-        out = np.empty((1, self.n_vocab), np.float32)
+        runner, n = self.runner, len(each)
+        if n > runner.cells.n_free:
+            self.check_room(n, past)
+        before = {i: len(self.tokens[i]) for i in each}
+        out = np.empty((n, self.n_vocab), np.float32)
         if runner.dirty or runner.is_recurrent or runner.moves:
-            runner.begin((i,))
+            runner.begin(before)
 
         def evaluate() -> None:
-            runner.compute_token(token, n, i, out)
-            held.append(token)
-            self.versions[i] += 1
+            runner.compute_each([*each.values()], [*before.values()], [*each], out)
+            for i, token in each.items():
+                self.tokens[i].append(token)
+                self.versions[i] += 1
 
-        self.transaction(evaluate, partial(self._undo, {i: n}, {i: self.versions[i]}))
+        self.transaction(evaluate, partial(self._undo, before, {i: self.versions[i] for i in each}))
         return out
 
     def _undo(self, before: dict[int, int], versions: dict[int, int]) -> None:
@@ -169,6 +174,21 @@ class SequenceStore:
         if not 0 <= i < self.n_seq:
             raise ValueError(f"sequence {i} is not in 0 .. {self.n_seq - 1}; load(..., n_seq=...) makes more")
         return i
+
+    def _each_of(self, parts: object) -> dict[int, int] | None:
+        """{sequence: token} of a list of pairs, each of another sequence and a list of one valid token, that one
+        compute evaluates; None for other parts, which may be wrong."""
+        if type(parts) is not list or not 0 < len(parts) <= (1 if self.runner.is_recurrent else self.n_batch):
+            return None
+        each: dict[int, int] = {}
+        for part in parts:
+            if type(part) is not tuple or len(part) != 2:
+                return None
+            i, tokens = part
+            if type(i) is not int or not 0 <= i < self.n_seq or i in each or not is_one_token(tokens, self.n_vocab):
+                return None
+            each[i] = tokens[0]
+        return each
 
     def _joined(self, parts: Iterable[tuple[int, object]]) -> Batch:
         """Make a batch of pairs (sequence, tokens); the last token of each pair is an output."""
@@ -283,7 +303,7 @@ class Sequence:
         with store.lock:
             store.roll_back()
             if is_one_token(tokens, store.n_vocab):
-                return store.continue_by_one(i, tokens[0])
+                return store.continue_by_each({i: tokens[0]}, len(store.tokens[i]))
             ids = checked_tokens(tokens, store.n_vocab)
             n, past = len(ids), len(self._tokens)
             store.check_room(n, past)

@@ -212,16 +212,48 @@ def test_inputs_of_a_token_are_rows_of_their_type(ctx):
     """What is written to their bytes fits them."""
     ids = ctx.tensor("i32", 1)
     for kind in ("i8", "i32", "f32"):
-        with pytest.raises(ValueError, match="not a row of i64"):
+        with pytest.raises(ValueError, match="not 1 rows of i64"):
             TokenInputs(ids, None, None, [(ctx.tensor(kind, 64), 5)], [], None)
     for t in (ctx.tensor("i8", 64), ctx.tensor("i64", 64), ctx.tensor("f32", (64, 2))):
-        with pytest.raises(ValueError, match="not a row of f32"):
+        with pytest.raises(ValueError, match="not 1 rows of f32"):
             TokenInputs(ids, None, None, [], [(t, 0)], None)
     inputs = TokenInputs(ids, None, None, [(ctx.tensor("i64", 64), 5)], [(ctx.tensor("f16", 8), 0)], None)
-    assert not inputs.set(Cells(8, 2), 1, 0, 0, 0)              # no address
+    assert not inputs.set(Cells(8, 2), [1], [0], [0], [0])              # no address
     for seq in (-1, 2, 200):
         with pytest.raises(ValueError, match="sequence"):
-            inputs.set(Cells(8, 2), 1, 0, seq, 0)
+            inputs.set(Cells(8, 2), [1], [0], [seq], [0])
+
+
+def test_inputs_of_several_tokens_have_a_row_for_each(ctx):
+    ids, mask = ctx.tensor("i32", 2), ctx.tensor("f32", (64, 3))
+    with pytest.raises(ValueError, match="not 2 rows of f32"):
+        TokenInputs(ids, None, None, [], [(mask, 0)], None)
+    with pytest.raises(ValueError, match="whole number of elements for each of 2 tokens"):
+        TokenInputs(ids, None, None, [(ctx.tensor("i64", 63), 5)], [], None)
+    inputs = TokenInputs(ids, None, None, [(ctx.tensor("i64", 64), 5)], [(ctx.tensor("f16", (8, 2)), 0)], None)
+    right = ([1, 2], [0, 0], [0, 1], [0, 1])
+    assert not inputs.set(Cells(8, 2), *right)                  # no address
+    for k in range(4):
+        for wrong in ([0], [0, 1, 2]):
+            with pytest.raises(ValueError, match="for 2 tokens"):
+                inputs.set(Cells(8, 2), *right[:k], wrong, *right[k + 1 :])
+    with pytest.raises(ValueError, match="sequence 2"):
+        inputs.set(Cells(8, 2), [1, 2], [0, 0], [0, 2], [0, 1])
+
+
+def test_tokens_placed_by_lists_are_where_those_of_arrays_are():
+    lists, arrays = Cells(8, 4), Cells(8, 4)
+    for positions, sequences in (([0, 0, 0], [2, 0, 3]), ([1], [0]), ([1, 2], [2, 0])):
+        rows = arrays.place(np.array(positions, np.int32), np.array(sequences, np.int32))
+        assert lists.place_each(positions, sequences) == rows.tolist()
+        if len(positions) == 1:
+            assert lists.remove(2).tolist() == arrays.remove(2).tolist()
+    before = lists.snapshot()
+    for wrong, error in ((([0] * 4, [0] * 4), ContextFull), (([0, 0], [0, 4]), ValueError),
+                         (([0], [0, 1]), ValueError)):
+        with pytest.raises(error):
+            lists.place_each(*wrong)
+    assert lists.n_used == arrays.n_used and all(map(np.array_equal, before, lists.snapshot()))
 
 
 def test_lists_of_tokens_are_equally_long_and_masks_are_of_rows_that_there_are():
@@ -240,13 +272,12 @@ def test_inputs_of_a_token_are_of_rows_that_there_are(ctx):
     graph = gs.Graph(ctx.cont(tokens), ctx.scale(mask, 1.0))
     inputs = TokenInputs(tokens, None, None, [], [(mask, 0)], None)
     with gs.CpuBackend(1) as backend, gs.Scheduler([backend]) as scheduler:
-        assert not inputs.set(Cells(6), 3, 0, 0, 0)      # they have no address yet
+        assert not inputs.set(Cells(6), [3], [0], [0], [0])      # they have no address yet
         scheduler.alloc(graph)
         with pytest.raises(ValueError, match="'mask'.*6 rows for 4"):
-            inputs.set(Cells(4), 3, 0, 0, 0)
+            inputs.set(Cells(4), [3], [0], [0], [0])
         cells = Cells(6)
-        row = cells.place_one(0, 0)
-        assert inputs.set(cells, 3, 0, 0, row)
+        assert inputs.set(cells, [3], [0], [0], cells.place_each([0], [0]))
         scheduler.compute(graph)
         found = [t.numpy().tolist() for t in graph.nodes]
     assert found == [[3], [0.0] + [-np.inf] * 5]

@@ -1,4 +1,4 @@
-"""A token given as [id] takes a fast path through the runner; other spellings take the general path.
+"""A token given as [id], alone or with those of other sequences, takes a fast path; other spellings a general one.
 
 Both give the same bits, the same state and the same errors.
 """
@@ -47,6 +47,67 @@ def test_both_ways_give_the_same_bits(arch, flash):
             with model:
                 results.append(walk(model, way))
     assert results[0] == results[1]
+
+
+def walk_together(model, way) -> list[bytes]:
+    """Tokens of several sequences in one batch: of all, of some in another order, and of one."""
+    found = []
+    for i in range(3):
+        model.sequence(i).eval(PROMPT[: 2 + i])
+    for step in range(30):
+        among = ([0, 1, 2], [2, 0], [1])[step % 3]
+        logits = model.eval_batch([(i, way(3 + (step + i) % 20)) for i in among])
+        assert logits.shape == (len(among), model.n_vocab) and logits.dtype == np.float32
+        found.append(logits.tobytes())
+        if step == 14:
+            model.sequence(1).reset()
+            model.sequence(1).eval(PROMPT)
+    found.append(repr([model.sequence(i).tokens for i in range(3)]).encode())
+    return found
+
+
+@pytest.mark.spread("arch", "flash")
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_both_ways_give_the_same_bits_to_several_sequences(arch, flash):
+    data, results = random_model(arch, 1), []
+    for way in WAYS.values():
+        with gs.CpuBackend(1) as backend:
+            try:
+                model = load(data, [backend], n_ctx=128, n_seq=3, flash=flash, kv_type="f16" if flash else "f32")
+            except gs.UnsupportedOp:
+                pytest.skip("no flash attention here")
+            with model:
+                results.append(walk_together(model, way))
+    assert results[0] == results[1]
+
+
+def test_batches_that_one_compute_cannot_evaluate_take_the_general_path():
+    tokens = [(0, [5]), (1, [6]), (2, [7])]
+    with gs.CpuBackend(1) as backend:
+        with load(random_llama(1), [backend], n_ctx=64, n_seq=3) as model:
+            want = model.eval_batch(tokens)
+        with load(random_llama(1), [backend], n_ctx=64, n_seq=3, n_batch=2) as model:
+            logits = model.eval_batch(tokens)
+            assert max(shape.n_tokens for shape in model._runner.graphs) == 2
+            assert logits.shape == want.shape and np.allclose(logits, want, atol=1e-4)
+            model.eval_batch([(0, [5]), (0, [6])])          # two tokens of one sequence
+            assert model.sequence(0).tokens == [5, 5, 6] and model.n_free == 64 - 5
+
+
+def test_wrong_batches_of_single_tokens_change_nothing():
+    with gs.CpuBackend(1) as backend, load(random_llama(1), [backend], n_ctx=8, n_seq=3) as model:
+        model.sequence(1).eval(PROMPT[:6])
+        for parts, error in (([(0, [1]), (3, [1])], ValueError), ([(0, [1]), (1, [10**6])], ValueError),
+                             ([(0, [1]), (1, [])], ValueError), ([(0, [1]), (-1, [2])], ValueError),
+                             ([(0, [1]), 5], TypeError), ([], ValueError), ([(0, [1]), (True, [2.5])], TypeError)):
+            with pytest.raises(error):
+                model.eval_batch(parts)
+        with pytest.raises(ContextFull, match="3 tokens after 6 do not fit a context of 8") as full:
+            model.eval_batch([(0, [1]), (1, [2]), (2, [3])])
+        assert full.value.n_past == 6
+        assert [len(model.sequence(i).tokens) for i in range(3)] == [0, 6, 0] and model.n_free == 2
+        assert model.eval_batch([(0, [1]), (2, [3])]).shape == (2, model.n_vocab)
 
 
 @pytest.mark.parametrize("others", [0, 3])
