@@ -89,7 +89,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all experts of a layer are fetched together.
     `use_mmap=False` copies the weights.  `huge_pages`: weights in a mapped file move to huge pages in parts, one at
     each of 32 evaluations after the first, where Linux has the file in small pages and while they are at most a quarter
-    of the free memory: tokens take up to a third less time, and these pages are the process's own.
+    of the free memory: tokens take up to a third less time, and these pages are the process's own.  With `memory` they
+    stay in the mapping.
     `progress(done, total)` is called with bytes while weights are read.
 
     Raises TypeError for `n_threads` together with `backends`, for `arenas` without `backends`, for `memory` together
@@ -188,6 +189,7 @@ def _runner_at(path: Source, file: GGUFFile, arch: architectures.Architecture, h
             from ggml_sched.llama.limited import Outline, hold, store_for
 
             outline = Outline(file, specs, at, twins)
+            huge_pages = False      # a piece that moves is in memory twice
         weights = (outline.weights if outline is not None
                    else load_weights(file, specs, at, use_mmap, progress, twins=twins, huge_pages=huge_pages))
         undo.callback(lambda: weights.close())

@@ -99,7 +99,7 @@ def test_weights_move_in_parts_after_the_first_evaluation_and_logits_keep_their_
         assert not model._runner.moves
 
 
-@pytest.mark.parametrize("options", [{"huge_pages": False}, {"use_mmap": False}])
+@pytest.mark.parametrize("options", [{"huge_pages": False}, {"use_mmap": False}, {"memory": "1GiB"}])
 def test_no_weight_moves_where_none_shall(path, small, options):
     with load(path, n_ctx=128, **options) as model:
         before = on(model).mapped
