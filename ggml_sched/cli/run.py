@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggml_sched.cli.experts import POLICIES
 from ggml_sched.cli.run_progress import Compiling, Progress
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ggml_sched import Backend, Fit
     from ggml_sched.llama import Generation, Model
 
+T = TypeVar("T")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 REMOTE = ("ray", "processes")
 """How names of remote backends begin: ray:2 is two workers of Ray, ray:2:cuda two workers with a GPU each."""
@@ -181,9 +182,9 @@ def _budget(args: argparse.Namespace, source: str) -> int:
     return llama.process_budget(args.memory, n_vocab)
 
 
-def _under_limit(args: argparse.Namespace, source: str, load: Callable[[int], Model]) -> Model:
-    """Load the model with the bytes that --memory leaves for it.  Add a --memory that is enough to the error of one
-    that is too small: a MiB more than the exact one, because `process_budget` rounds."""
+def _under_limit(args: argparse.Namespace, source: str, load: Callable[[int], T]) -> T:
+    """Load the model, or place it, with the bytes that --memory leaves for it.  Add a --memory that is enough to the
+    error of one that is too small: a MiB more than the exact one, because `process_budget` rounds."""
     refusal: OutOfMemory | None = None
     try:
         memory = _budget(args, source)
@@ -248,11 +249,12 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     graphs = model_graphs(source, n_ctx, args.n_batch or N_BATCH, kv_type=args.kv_type, flash=flash, backends=backends)
     devices, links = measured(backends)
     devices = with_disk(devices, args.disk)
-    if args.memory is not None:
-        limit = _budget(args, source)
-        devices = tuple(device.replace(memory=min(device.memory, device.reserve + limit)) if device.host else device
-                        for device in devices)
-    found = fit(graphs, devices, links)
+
+    def placed(limit: int) -> Fit:
+        return fit(graphs, tuple(device.replace(memory=min(device.memory, device.reserve + limit)) if device.host
+                                 else device for device in devices), links)
+
+    found = fit(graphs, devices, links) if args.memory is None else _under_limit(args, source, placed)
     for line in (verdict(found).partition("\n")[0], *longer_than_trained([source], n_ctx)):
         print("ggml-sched:", line, file=sys.stderr, flush=True)
     return found

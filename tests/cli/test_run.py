@@ -195,6 +195,31 @@ def test_a_limit_below_what_the_process_needs_itself_is_refused_with_one_in_whic
         capsys.readouterr()
 
 
+def test_a_fit_in_too_small_a_limit_is_refused_with_one_in_which_the_model_fits(tmp_path, capsys, monkeypatch):
+    def devices(backends):
+        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+
+    def budget(limit, n_vocab):
+        left = read_bytes(limit) - (70 << 20)
+        if left <= 0:
+            raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - left, read_bytes(limit))
+        return left
+
+    path = tmp_path / "large.gguf"
+    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
+    options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--n-batch", "8", "--fit", "--disk",
+               "2GB/s", "--memory"]
+    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", budget)
+    for limit in "1MiB", "71MiB":
+        assert cli.main([*options, limit]) == 1
+        why = "the process holds much" if limit == "1MiB" else "nothing fits: .* would suffice.*"
+        enough = re.search(rf"{why}; --memory (\d+)MiB is enough\n", capsys.readouterr().err)[1]
+        assert cli.main([*options, f"{enough}MiB"]) == 0
+        assert cli.main([*options, f"{int(enough) - 2}MiB"]) == 1
+        capsys.readouterr()
+
+
 @pytest.mark.parametrize("given", [(), ("CPU", 5000, 3000), ("CPU", None, 4000)])
 def test_an_error_of_memory_that_is_not_of_the_limit_names_no_limit(model_file, capsys, monkeypatch, given):
     def load(*arguments, **options):
