@@ -31,6 +31,8 @@ from ggml_sched.threads.locks import OneAtATime
 
 __all__ = ["Scheduler"]
 
+NO_LEASE: AbstractContextManager[object] = nullcontext()
+
 
 class Scheduler:
     """Runs graphs over several backends, given in order of preference (the best first, the host last).
@@ -254,7 +256,7 @@ class Scheduler:
         It waits for the memory as the calls of a scheduler do.  Raises Error if the wait would never end (see
         `Arenas`).
         """
-        return self._leased or nullcontext()
+        return self._leased or NO_LEASE
 
     def buffer_size(self, backend: Backend) -> int:
         """Bytes of the arena that the scheduler has on a backend now."""

@@ -262,7 +262,7 @@ cdef class CallList:
         """Arrays over all memory that the calls read and write.  The caller of `run` keeps these arrays during the run:
         they keep the memory alive even if another thread closes a buffer.  BackendError if a buffer is closed already.
         """
-        return [self.memory_of(buffer) for buffer, entry in self.known.items() if entry is not None]
+        return [buffer.memory for buffer, entry in self.known.items() if entry is not None]
 
     cdef int know(self, BufferBase buffer) except -1:
         """Look up a buffer's address, size and writability in `known`, adding it if it is new, and set `last`,
