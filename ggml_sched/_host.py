@@ -44,6 +44,8 @@ def _left_in_groups() -> Iterator[int]:
     except (OSError, ValueError):
         return
     for line in lines:
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root, limit, used, files = GROUP_ROOT, "memory.max", "memory.current", ("active_file", "inactive_file")

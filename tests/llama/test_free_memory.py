@@ -59,6 +59,13 @@ def test_a_container_sees_its_limit_at_the_root(groups):
     assert _host.host_memory() == 4 << 30
 
 
+def test_a_group_outside_of_the_container_and_a_line_of_another_form_hide_no_limit(groups):
+    groups("odd\n0::/../a:b\n", **{".": unified(4 << 30, 1 << 30)})
+    assert _host.host_memory() == 3 << 30
+    groups("odd\n")
+    assert _host.host_memory() == 64 << 30
+
+
 def test_limits_of_the_first_version_of_control_groups_count(groups):
     groups("4:cpu,cpuacct:/a\n3:memory:/a\n0::/\n", memory__a=first_version(2 << 30, 1 << 30, 1 << 29),
            memory=first_version(0x7FFFFFFFFFFFF000, 9 << 30))
