@@ -66,7 +66,8 @@ def _libc() -> Any:
     for name, result, arguments in (("mmap", address, (address, size, flags, flags, flags, ctypes.c_long)),
                                     ("mremap", address, (address, size, size, flags, address)),
                                     ("munmap", flags, (address, size)), ("madvise", flags, (address, size, flags)),
-                                    ("mprotect", flags, (address, size, flags))):
+                                    ("mprotect", flags, (address, size, flags)),
+                                    ("mincore", flags, (address, size, address))):
         function = getattr(libc, name)
         function.restype, function.argtypes = result, arguments
     return libc
@@ -174,12 +175,8 @@ def _move(address: int, size: int) -> bool:
 
 
 def _has_huge_pages(address: int, size: int) -> bool:
-    """Write to fresh memory; whether Linux gives huge pages for at least half of it."""
-    from resource import RUSAGE_THREAD, getrusage
-
-    faults = getrusage(RUSAGE_THREAD).ru_minflt
+    """Write a byte of each huge page of fresh memory; whether at least half of the memory is there afterwards."""
     for first in range(address, address + size, huge_page_size()):
-        # The second write to a huge page, in the next small one, is no fault.
         ctypes.memset(first, 0, 1)
-        ctypes.memset(first + mmap.PAGESIZE, 0, 1)
-    return 2 * (getrusage(RUSAGE_THREAD).ru_minflt - faults) <= 3 * (size // huge_page_size())
+    there = ctypes.create_string_buffer(size // mmap.PAGESIZE)      # a byte for each small page, 1 if it is there
+    return _libc().mincore(address, size, there) == 0 and 2 * there.raw.count(1) >= len(there)

@@ -270,15 +270,22 @@ def test_a_system_without_huge_pages_has_none_to_move_to(tmp_path, monkeypatch, 
         huge_page_size.cache_clear()
 
 
+ONE_PAGE = """
+import ctypes, mmap, os
+from ggml_sched.llama import huge_pages
+size = huge_pages.huge_page_size()
+memory = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+first = -(-ctypes.addressof(ctypes.c_char.from_buffer(memory)) // size) * size
+"""
+
+
 def test_moved_bytes_cannot_be_written(huge):
-    code = ("import ctypes, mmap\n"
-            "from ggml_sched.llama import huge_pages\n"
-            "size = huge_pages.huge_page_size()\n"
-            "memory = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-            "base = ctypes.addressof(ctypes.c_char.from_buffer(memory))\n"
-            "first = -(-base // size) * size\n"
-            "assert huge_pages._move(first, size)\n"
-            "print('moved', flush=True)\n"
-            "ctypes.memset(first, 1, 1)\n")
+    code = ONE_PAGE + "assert huge_pages._move(first, size); print('moved', flush=True); ctypes.memset(first, 1, 1)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.stdout == "moved\n" and ended.returncode < 0
+
+
+def test_bytes_move_in_a_forked_process_although_it_copies_other_pages_meanwhile(huge):
+    code = ONE_PAGE + "child = os.fork(); assert huge_pages._move(first, size); child and os.waitpid(child, 0); print(1)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n1\n"
