@@ -164,12 +164,17 @@ def _move(address: int, size: int) -> bool:
     libc.munmap(copy + size, taken + page - copy)
     if copy > taken:
         libc.munmap(taken, copy - taken)
-    libc.madvise(copy, size, MADV_HUGEPAGE)
-    if _has_huge_pages(copy, size):
-        ctypes.memmove(copy, address, size)
-        if (libc.mprotect(copy, size, PROT_READ) == 0
-                and libc.mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) == address):
-            return True
+    try:
+        libc.madvise(copy, size, MADV_HUGEPAGE)
+        is_filled = _has_huge_pages(copy, size)
+        if is_filled:
+            ctypes.memmove(copy, address, size)
+    except BaseException:       # an interrupt
+        libc.munmap(copy, size)
+        raise
+    if (is_filled and libc.mprotect(copy, size, PROT_READ) == 0
+            and libc.mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) == address):
+        return True
     libc.munmap(copy, size)
     return False
 

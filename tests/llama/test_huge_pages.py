@@ -248,6 +248,19 @@ def test_what_linux_refuses_ends_moving_and_loses_nothing(huge, monkeypatch, fai
     assert mapped_bytes() == bytes_before and memory[:] == before
 
 
+def test_an_interrupted_move_leaves_no_copy(huge, monkeypatch):
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    memory, first = mapped(10 * HUGE)
+    before = memory[:]
+    bytes_before = mapped_bytes()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(huge_pages.ctypes, "memmove", interrupt)
+        huge_pages._move(first, 8 * HUGE)
+    assert mapped_bytes() < bytes_before + HUGE and memory[:] == before
+
+
 def test_a_system_without_huge_pages_has_none_to_move_to(tmp_path, monkeypatch, buffer):
     def size(enabled: str | None, nbytes: str) -> int:
         for name, text in (("enabled", enabled), ("hpage_pmd_size", nbytes)):
