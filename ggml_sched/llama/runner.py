@@ -74,10 +74,10 @@ class Runner:
         self.held: Held | None = held
         self._by_name = {backend.name: backend for backend in backends}
         self.recorder: Recorder | None = None
-        # Whether `begin` has something to do before an evaluation of a model without recurrent states or dirty rows.
+        # Whether weights are to move to huge pages before an evaluation.
         self.moves: bool = huge_pages and any(buffer.file_backed for buffers in weights.buffers.values()
                                               for buffer in buffers)
-        self._has_begun: bool = False           # whether `begin` was called
+        self._has_begun: bool = False           # whether an evaluation has begun
         self._pages: HugePages | None = None    # what moves the weights, from the second evaluation on
         self.dirty: list[np.ndarray] = []       # cache rows that failed evaluations may have written
         self._largest = LargestShapes(n_seq, n_batch, cache.padded(cache.n_ctx)).of
@@ -133,10 +133,7 @@ class Runner:
     # -- an evaluation: begin, compute any number of batches, and undo unless all went well ---------------------
 
     def begin(self, sequences: Iterable[int]) -> None:
-        """Zero rows of failed evaluations, back up the recurrent states of these sequences for `undo`, and move a part
-        of the weights to huge pages."""
-        if self.moves:
-            self._move_weights()
+        """Zero rows of failed evaluations, and back up the recurrent states of these sequences for `undo`."""
         if self.dirty:
             self.cache.clear_rows(np.unique(np.concatenate(self.dirty)))
             self.dirty.clear()
@@ -148,7 +145,7 @@ class Runner:
                 self.cache.copy_state(seq, self.n_seq + seq)
                 self._kept.add(seq)
 
-    def _move_weights(self) -> None:
+    def move_weights(self) -> None:
         """Move a part of the mapped weights to huge pages, but none before the first evaluation: a first token comes
         as soon without.  Weights of which a graph reads some rows, such as an embedding of each token, stay."""
         if not self._has_begun:

@@ -94,7 +94,9 @@ class SequenceStore:
             self.check_room(n, past)
         before = {i: len(self.tokens[i]) for i in each}
         out = np.empty((n, self.n_vocab), np.float32)
-        if runner.dirty or runner.is_recurrent or runner.moves:
+        if runner.moves:
+            runner.move_weights()
+        if runner.dirty or runner.is_recurrent:
             runner.begin(before)
 
         def evaluate() -> None:
@@ -138,6 +140,8 @@ class SequenceStore:
             for i in before:
                 self.versions[i] += 1
 
+        if runner.moves:
+            runner.move_weights()
         runner.begin(before)
         self.transaction(evaluate, undo)
 

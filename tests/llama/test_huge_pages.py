@@ -1,5 +1,6 @@
 """Weights of a mapped file move to huge pages while the model is used, where memory allows it."""
 
+import io
 import mmap
 import subprocess
 import sys
@@ -125,6 +126,21 @@ def test_a_prompt_in_several_batches_is_one_evaluation(path, huge, small):
         model.eval(list(range(40)))
         assert on(model).mapped == on(model).weights
         model.eval([1])
+        assert on(model).mapped < on(model).weights
+
+
+def test_what_changes_sequences_without_an_evaluation_moves_nothing(path, huge, small):
+    state = io.BytesIO()
+    with load(path, n_ctx=128, n_seq=2) as model:
+        model.eval([1])
+        model.sequence(0).save(state)
+    with load(path, n_ctx=128, n_seq=2) as model:
+        model.sequence(0).restore(io.BytesIO(state.getvalue()))
+        model.sequence(0).copy_to(1)
+        model.eval([1])
+        model.sequence(0).copy_to(1)
+        assert on(model).mapped == on(model).weights
+        model.embed([1])
         assert on(model).mapped < on(model).weights
 
 
