@@ -84,7 +84,7 @@ class HugePages:
 
     def __init__(self, ranges: dict[Buffer, Ranges]) -> None:
         self._left = [(buffer, first, stop) for buffer, of in ranges.items()
-                      for first, stop in _whole(_small(of))][::-1]
+                      for first, stop in _whole(_small(of))]
         self._part = -(-self.remaining // STEPS)
 
     @property
@@ -95,7 +95,7 @@ class HugePages:
     def step(self) -> bool:
         """Move the next part; whether there is more to move."""
         left = self.remaining
-        free = host_memory() if left else None
+        free = host_memory()
         if free is None or left * SHARE > free:
             self._left.clear()
         todo = self._part
@@ -119,8 +119,6 @@ def _round_up(n: int) -> int:
 def _whole(ranges: Ranges) -> Ranges:
     """The whole huge pages in ranges."""
     size = huge_page_size()
-    if not size:
-        return []
     found = ((_round_up(first), stop // size * size) for first, stop in ranges)
     return [(first, stop) for first, stop in found if first < stop]
 

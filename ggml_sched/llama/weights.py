@@ -163,7 +163,7 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
                     copied += here
                     continue
                 buffers.append(buffer)
-                if huge_pages:
+                if huge_pages and buffer.file_backed:
                     file.parts[part].prefer_huge_pages()
                 if progress is not None:
                     _read_ahead(file.parts[part], here, report)
@@ -256,7 +256,8 @@ def _map(backend: Backend, file: GGUFFile, pairs: Pairs) -> Buffer | None:
     buffer = wrap(memory[start:last])
     try:
         buffer.usage = "weights"
-        buffer.file_backed = file.mapped
+        # A backend of the caller may copy the bytes, or give the buffer a base that is no address.
+        buffer.file_backed = file.mapped and buffer.base == base + start
         for tensor, info in pairs:
             bind_resident(tensor, buffer, info.offset - start)
             buffer.init_tensor(tensor)
