@@ -14,8 +14,6 @@ __all__ = ["host_memory"]
 MEMINFO = "/proc/meminfo"
 GROUPS = "/proc/self/cgroup"
 GROUP_ROOT = "/sys/fs/cgroup"
-UNLIMITED = 1 << 60
-"""Limits of groups from here on are none: the first version of control groups writes a number for "no limit"."""
 
 
 def host_memory() -> int | None:
@@ -57,13 +55,10 @@ def _left_in_groups() -> Iterator[int]:
         # A container sees the path of its group in the machine, but only its own group's folder: the root.
         group = Path(root + path)
         for folder in (group, *group.parents):
-            if len(folder.parts) < len(Path(root).parts):
-                break
             try:
                 most = int((folder / limit).read_text())
-                if most < UNLIMITED:
-                    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                    held = int((folder / used).read_text()) - sum(int(stat.get(name, 0)) for name in files)
-                    yield max(0, most - max(0, held))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                held = int((folder / used).read_text()) - sum(int(stat.get(name, 0)) for name in files)
+                yield max(0, most - max(0, held))
             except (OSError, ValueError):       # ValueError: "max", no limit
                 continue

@@ -33,12 +33,12 @@ def groups(tmp_path, monkeypatch):
 
 def unified(limit, current, files=0) -> dict[str, str]:
     return {"memory.max": f"{limit}\n", "memory.current": f"{current}\n",
-            "memory.stat": f"anon 5\nfile {files + 7}\nactive_file 0\ninactive_file {files}\n"}
+            "memory.stat": f"anon 5\nfile {files + 7}\nactive_file {files // 2}\ninactive_file {files // 2}\n"}
 
 
 def first_version(limit, usage, files=0) -> dict[str, str]:
     return {"memory.limit_in_bytes": f"{limit}\n", "memory.usage_in_bytes": f"{usage}\n",
-            "memory.stat": f"cache 9\ntotal_active_file {files}\ntotal_inactive_file 0\n"}
+            "memory.stat": f"cache 9\ntotal_active_file {files // 2}\ntotal_inactive_file {files // 2}\n"}
 
 
 def test_free_memory_is_what_the_limits_of_control_groups_leave(groups):
@@ -62,8 +62,23 @@ def test_a_container_sees_its_limit_at_the_root(groups):
 def test_a_group_outside_of_the_container_and_a_line_of_another_form_hide_no_limit(groups):
     groups("odd\n0::/../a:b\n", **{".": unified(4 << 30, 1 << 30)})
     assert _host.host_memory() == 3 << 30
-    groups("odd\n")
+    groups("odd\n0::/a:b\n", **{"a:b": unified(2 << 30, 1 << 30)})
+    assert _host.host_memory() == 1 << 30
+    groups("odd\n", **{".": unified("max", 0)})
     assert _host.host_memory() == 64 << 30
+
+
+def test_a_system_without_control_groups_has_no_limits(groups):
+    groups("")
+    Path(_host.GROUPS).unlink()
+    assert _host.host_memory() == 64 << 30
+
+
+def test_pages_of_files_beyond_the_use_add_nothing_to_a_limit(groups):
+    groups("0::/a\n", a=unified(2 << 30, 1 << 20, 1 << 21))
+    assert _host.host_memory() == 2 << 30
+    groups("0::/a\n", a=unified(2 << 30, 1 << 30) | {"memory.stat": "anon 5\n"})
+    assert _host.host_memory() == 1 << 30
 
 
 def test_limits_of_the_first_version_of_control_groups_count(groups):
