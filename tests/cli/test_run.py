@@ -23,6 +23,7 @@ from ggml_sched import Device, cli
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
+from ggml_sched.llama.gguf import GGUFFile
 from ggml_sched.llama.kvcache import KV_TYPES
 from ggml_sched.llama.text.tokenizer import Tokenizer
 from ggml_sched.placement import measured
@@ -93,6 +94,14 @@ def test_options_are_what_generate_takes(capsys):
     stop = whole[8:12]
     assert run(capsys, *base, "--stop", stop, "--stop", "never said")[0] == whole[: whole.find(stop)] + "\n"
     assert run(capsys, *base, "--no-flash", "--no-mmap", "--policy", "seed", "--n-batch", 1)[0]
+
+
+def test_weights_stay_in_small_pages_where_told(capsys, monkeypatch):
+    advised = []
+    monkeypatch.setattr(GGUFFile, "prefer_huge_pages", lambda file: advised.append(file))
+    out = run(capsys, "-p", "import os", "-n", 4, "--no-huge-pages")
+    assert not advised
+    assert run(capsys, "-p", "import os", "-n", 4)[0] == out[0] and advised
 
 
 def test_a_full_context_ends_the_text(capsys):

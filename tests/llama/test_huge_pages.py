@@ -124,6 +124,15 @@ def test_no_weight_moves_where_none_shall(path, small, monkeypatch, options):
         assert on(model).mapped == before and not model._runner.moves
 
 
+def test_weights_of_another_backend_that_are_copies_stay(path, huge, small):
+    backends = [Copying(1, name="A"), gs.CpuBackend(1, name="B")]
+    with load(path, backends, n_ctx=128) as model:
+        for token in range(STEPS + 2):
+            model.eval([token])
+        copies, mapping = (sum(buffer.moved for buffer in model.weights.buffers[backend]) for backend in backends)
+        assert not copies and mapping
+
+
 def test_a_model_that_is_loaded_again_has_the_same_setting(path, huge, small):
     with load(path, n_ctx=128, huge_pages=False) as first, first.moved([gs.CpuBackend(1)]) as model:
         assert not model._runner.moves
@@ -311,6 +320,16 @@ def test_what_linux_refuses_ends_moving_and_loses_nothing(huge, monkeypatch, fai
     assert mapped_bytes() < bytes_before + HUGE and memory[:] == before
 
 
+def test_half_of_the_memory_in_huge_pages_is_enough(huge):
+    for n, enough in ((2, True), (3, False)):
+        memory = mmap.mmap(-1, 6 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        base = np.frombuffer(memory, np.uint8).ctypes.data
+        first = -(-base // HUGE) * HUGE
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, first - base, HUGE)
+        assert huge_pages._has_huge_pages(first, n * HUGE) == enough
+
+
 def test_what_surrounds_whole_huge_pages_is_given_back(huge, monkeypatch):
     real = huge_pages._libc()
 
@@ -394,6 +413,7 @@ def test_moved_bytes_cannot_be_written(huge):
 
 
 def test_bytes_move_in_a_forked_process_although_it_copies_other_pages_meanwhile(huge):
-    code = ONE_PAGE + "child = os.fork(); print(huge_pages._move(first, size)); child and os.waitpid(child, 0)"
+    code = ONE_PAGE + ("child = os.fork(); moved = huge_pages._move(first, size)\n"
+                       "child and os.waitpid(child, 0); print(moved)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "True\nTrue\n"
