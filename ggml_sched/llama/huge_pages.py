@@ -36,7 +36,7 @@ STEPS = 32
 """Into how many parts the bytes are divided.  Moving a byte takes about four times as long as a token's kernels take to
 read it, so that each of as many tokens takes an eighth longer."""
 PIECE = 32 << 20
-"""The most bytes that are in memory twice."""
+"""The most bytes of which the process has two copies."""
 SHARE = 4
 """Bytes move while they are at most one part in as many of the free memory."""
 PROT_READ, PROT_WRITE = 1, 2
