@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 __all__ = ["host_memory"]
 
@@ -38,7 +38,7 @@ def host_memory() -> int | None:
 def _left_in_groups() -> Iterator[int]:
     """The bytes that the limit of each control group of this process leaves, in both versions of control groups."""
     try:
-        lines = Path(GROUPS).read_text(encoding="utf-8").splitlines()
+        lines = _read(GROUPS).splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
@@ -53,12 +53,16 @@ def _left_in_groups() -> Iterator[int]:
         else:
             continue
         # A container sees the path of its group in the machine, but only its own group's folder: the root.
-        group = Path(root + path)
-        for folder in (group, *group.parents):
-            try:
-                most = int((folder / limit).read_text())
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                held = int((folder / used).read_text()) - sum(int(stat.get(name, 0)) for name in files)
+        folder = root + path
+        while len(folder) >= len(root):
+            with suppress(OSError, ValueError):     # ValueError: "max", no limit
+                most = int(_read(f"{folder}/{limit}"))
+                stat = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
+                held = int(_read(f"{folder}/{used}")) - sum(int(stat.get(name, 0)) for name in files)
                 yield max(0, most - max(0, held))
-            except (OSError, ValueError):       # ValueError: "max", no limit
-                continue
+            folder = os.path.dirname(folder)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_sched._host import host_memory
@@ -52,8 +51,10 @@ def huge_page_size() -> int:
     if sys.platform != "linux":
         return 0
     try:
-        enabled = Path(SETTINGS, "enabled").read_text()
-        size = int(Path(SETTINGS, "hpage_pmd_size").read_text())
+        with open(f"{SETTINGS}/enabled", encoding="ascii") as file:
+            enabled = file.read()
+        with open(f"{SETTINGS}/hpage_pmd_size", encoding="ascii") as file:
+            size = int(file.read())
     except (OSError, ValueError):
         return 0
     return 0 if "[never]" in enabled or size > LARGEST_PAGE else size
