@@ -54,11 +54,25 @@ def continuation(prompt: str, n: int, **options) -> str:
         return model.generate(prompt, n, **options).read()
 
 
-def test_a_fit_names_a_context_that_is_longer_than_the_model_was_trained_with(model_file, capsys, monkeypatch):
-    def devices(backends):
-        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
+def hosts(backends):
+    """Each backend as a host of 16 GiB, as if it had been measured, and no link."""
+    return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
 
-    monkeypatch.setattr(measured, "measured_devices", devices)
+
+@pytest.fixture
+def budget(monkeypatch):
+    """A process that needs 70 MiB and 12,345 bytes besides its model."""
+    def left(limit, n_vocab):
+        found = (read_bytes(limit) - (70 << 20) - 12_345) >> 20 << 20
+        if found <= 0:
+            raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - found, read_bytes(limit))
+        return found
+
+    monkeypatch.setattr("ggml_sched.llama.process_budget", left)
+
+
+def test_a_fit_names_a_context_that_is_longer_than_the_model_was_trained_with(model_file, capsys, monkeypatch):
+    monkeypatch.setattr(measured, "measured_devices", hosts)
     with open_gguf(SMALL) as file:
         trained = file.metadata["llama.context_length"]
     for n_ctx, named in ((trained, False), (2 * trained, True)):
@@ -168,33 +182,10 @@ def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_co
     assert "'much' is no size" in capsys.readouterr().err
 
 
-def test_a_limit_in_which_the_model_does_not_fit_is_refused_with_one_in_which_it_does(tmp_path, capsys, monkeypatch):
+def test_too_small_a_limit_is_refused_with_one_in_which_the_model_fits(tmp_path, capsys, budget):
     path = tmp_path / "large.gguf"
     path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
     options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--memory"]
-    others = (70 << 20) + 12_345        # what the process holds
-    monkeypatch.setattr("ggml_sched.llama.process_budget",
-                        lambda limit, n_vocab: (read_bytes(limit) - others) >> 20 << 20)
-    assert cli.main([*options, "71.5MiB"]) == 1
-    enough = re.search(r"the model needs .*; --memory (\d+MiB) is enough\n", capsys.readouterr().err)[1]
-    assert cli.main([*options, enough]) == 0
-    assert cli.main([*options, f"{int(enough[:-3]) - 2}MiB"]) == 1
-
-
-def test_a_limit_below_what_the_process_needs_itself_is_refused_with_one_in_which_the_model_fits(
-        tmp_path, capsys, monkeypatch):
-    path = tmp_path / "large.gguf"
-    path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
-    options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--memory"]
-    others = (70 << 20) + 12_345
-
-    def budget(limit, n_vocab):
-        left = (read_bytes(limit) - others) >> 20 << 20
-        if left <= 0:
-            raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - left, read_bytes(limit))
-        return left
-
-    monkeypatch.setattr("ggml_sched.llama.process_budget", budget)
     for limit in "1MiB", "70MiB", "71.5MiB":
         assert cli.main([*options, limit]) == 1
         why = "the process holds much" if limit != "71.5MiB" else "the model needs .*"
@@ -204,23 +195,13 @@ def test_a_limit_below_what_the_process_needs_itself_is_refused_with_one_in_whic
         capsys.readouterr()
 
 
-def test_a_fit_in_too_small_a_limit_is_refused_with_one_in_which_the_model_fits(tmp_path, capsys, monkeypatch):
-    def devices(backends):
-        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
-
-    def budget(limit, n_vocab):
-        left = read_bytes(limit) - (70 << 20)
-        if left <= 0:
-            raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - left, read_bytes(limit))
-        return left
-
+def test_a_fit_in_too_small_a_limit_is_refused_with_one_in_which_the_model_fits(tmp_path, capsys, monkeypatch, budget):
     path = tmp_path / "large.gguf"
     path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
     options = ["run", str(path), "--tokens", "1", "-n", "1", "--n-ctx", "64", "--n-batch", "8", "--fit", "--disk",
                "2GB/s", "--memory"]
-    monkeypatch.setattr(measured, "measured_devices", devices)
-    monkeypatch.setattr("ggml_sched.llama.process_budget", budget)
-    for limit in "1MiB", "71MiB":
+    monkeypatch.setattr(measured, "measured_devices", hosts)
+    for limit in "1MiB", "71.5MiB":
         assert cli.main([*options, limit]) == 1
         why = "the process holds much" if limit == "1MiB" else "nothing fits: .* would suffice.*"
         enough = re.search(rf"{why}; --memory (\d+)MiB is enough\n", capsys.readouterr().err)[1]
@@ -251,14 +232,11 @@ def test_a_fit_takes_no_limit_of_the_process_and_says_so_before_it_measures(mode
 
 
 def test_a_fit_with_a_disk_fetches_what_a_limit_does_not_hold(tmp_path, capsys, monkeypatch):
-    def devices(backends):
-        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
-
     path, trace = tmp_path / "large.gguf", tmp_path / "t.json"
     path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
     options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
     free, _ = run(capsys, *options)
-    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr(measured, "measured_devices", hosts)
     monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 12 << 20)
     out, err = run(capsys, *options, "--fit", "--memory", "12MiB", "--disk", "2GB/s", "--stats", "--trace", trace)
     assert out == free
@@ -271,14 +249,11 @@ def test_a_fit_with_a_disk_fetches_what_a_limit_does_not_hold(tmp_path, capsys, 
 
 @pytest.mark.skipif(not has_slots(), reason="pages of this system do not give their memory back")
 def test_a_fit_with_a_disk_has_slots_for_experts(tmp_path, capsys, monkeypatch):
-    def devices(backends):
-        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
-
     path = tmp_path / "experts.gguf"
     path.write_bytes(random_llama(7, n_vocab=120, n_embd=64, n_layer=3, n_head=4, n_ff=192, n_expert=8))
     options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
     free, _ = run(capsys, *options)
-    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr(measured, "measured_devices", hosts)
     monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 2_500_000)
     options += ["--fit", "--memory", "3MiB", "--disk", "2GB/s", "--stats"]
     out, err = run(capsys, *options)
@@ -564,10 +539,7 @@ def test_a_trace_is_a_timeline_of_all_computes(model_file, capsys, tmp_path, nod
 
 
 def test_a_trace_of_a_fit_has_the_prices_too(model_file, capsys, tmp_path, monkeypatch):
-    def devices(backends):
-        return tuple(Device(each.name, 1 << 34, 50e9, 1e12, host=True).on(each) for each in backends), {}
-
-    monkeypatch.setattr(measured, "measured_devices", devices)
+    monkeypatch.setattr(measured, "measured_devices", hosts)
     path = tmp_path / "t.json"
     _, err = run(capsys, model_file, "--fit", "--n-ctx", 64, "--n-batch", 8, "--tokens", 1, "-n", 2, "--stats",
                  "--trace", path)
