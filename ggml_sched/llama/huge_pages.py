@@ -62,7 +62,7 @@ def huge_page_size() -> int:
 
 @cache
 def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     address, size, flags = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for name, result, arguments in (("mmap", address, (address, size, flags, flags, flags, ctypes.c_long)),
                                     ("mremap", address, (address, size, size, flags, address)),

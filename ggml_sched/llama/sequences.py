@@ -55,7 +55,7 @@ class SequenceStore:
         outputs, or of the last token of each pair."""
         with self.lock:
             self.roll_back()
-            each = None if isinstance(parts, Batch) else self._each_of(parts)
+            each = self._each_of(parts)
             if each is not None:
                 return self.continue_by_each(each, self.runner.cells.n_used)
             batch = self._checked_batch(parts) if isinstance(parts, Batch) else self._joined(parts)

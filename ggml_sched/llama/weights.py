@@ -126,8 +126,8 @@ def load_weights(file: GGUFFile, specs: Iterable[Spec], place: PlaceFunction, us
     `twins`: {name of a tensor that the file does not have: the tensor whose bytes it has}.  `ignored`: patterns, such
     as "*.bias", of names of tensors that are not loaded.  With `progress` mapped weights are read into memory at once,
     without it at their first use.  `huge_pages`: whether the operating system is to read them into huge pages, where it
-    can.  With a `store` the weights named in `stored` stay in it, those of `slots` are read
-    from it expert by expert, and all others are copied, not mapped.
+    can.  With a `store` the weights named in `stored` stay in it, those of `slots` are read from it expert by expert,
+    and all others are copied, not mapped.
 
     FileFormatError for a missing tensor, a wrong shape, a type that is not known, or a tensor that the architecture
     does not have; PlacementError and OutOfMemory as the backends raise them.  After an exception nothing is held.
