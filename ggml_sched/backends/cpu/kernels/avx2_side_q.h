@@ -6,6 +6,12 @@
 #define LEVELS 4                /* vectors with 32 elements of each row: eight each */
 #define TOGETHER 1              /* columns                                          */
 
+/* Whether both halves of a step are scaled together, in integers. */
+INLINE int has_pairs(const int type) {
+    (void)type;
+    return 0;
+}
+
 INLINE __m256i in_lower_lanes(int32_t value) {
     return _mm256_and_si256(_mm256_set1_epi32(value), _mm256_set1_epi64x(0xffffffff));
 }
@@ -149,9 +155,9 @@ INLINE __m256i first_sum(const int type, const gs_cell_q *cell, const int half) 
 }
 
 /* The sums of products of the levels of a half of 32 elements, or of all, with a column. */
-INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const __m256i *v,
-                 __m256i *dot) {
-    (void)n;
+INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const int left,
+                 const __m256i *v, __m256i *dot) {
+    (void)n, (void)left;
     const int8_t *q = cell[0]->q + 16 * half;
     dot[0] = first_sum(type, cell[0], half);
     if (VNNI || is_signed(type)) {

@@ -6,6 +6,11 @@
 #define LEVELS 8                /* vectors with 32 elements of each row: four each */
 #define TOGETHER 4              /* columns                                         */
 
+/* Whether both halves of a step are scaled together, in integers: where the sums of a half fit 16 bits. */
+INLINE int has_pairs(const int type) {
+    return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K;
+}
+
 /* 16 bytes of each row, those from `at` on: four of them in each vector. */
 INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
 #define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
@@ -71,7 +76,8 @@ INLINE void add_fifths(const side_rows *p, const int at, __m512i v[LEVELS]) {
 }
 
 /* The integer scales and minima of the rows' blocks of 256 elements, four to a lane, and what they are multiplied by.
- * Those of IQ4_XS are as they are in blocks: their lower four bits, and then two bits of each. */
+ * Those of IQ4_XS are as they are in blocks: their lower four bits, and then two bits of each.  Those of types with
+ * pairs are multiplied as the upper bytes of words, so that d and dmin are divided by 256. */
 typedef struct side_scales {
     __m512i scale[4], least[4];
     __m512 d, dmin;
@@ -93,8 +99,8 @@ INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
             of->least[i] = bits_at(v[i], 4, 15);
         }
         gather(p, 68, v);
-        of->d = lower_half_of(v[3]);
-        of->dmin = upper_half_of(v[3]);
+        of->d = _mm512_mul_ps(lower_half_of(v[3]), _mm512_set1_ps(1.0f / 256));
+        of->dmin = _mm512_mul_ps(upper_half_of(v[3]), _mm512_set1_ps(1.0f / 256));
         return;
     case GS_TYPE_Q3_K:
         gather(p, 92, v);
@@ -104,7 +110,7 @@ INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
             of->scale[i] = _mm512_sub_epi8(s, wide_bytes(32));
         }
         gather(p, 94, v);
-        of->d = upper_half_of(v[3]);
+        of->d = _mm512_mul_ps(upper_half_of(v[3]), _mm512_set1_ps(1.0f / 256));
         return;
     case GS_TYPE_Q6_K:
         gather(p, 192, of->scale);
@@ -166,16 +172,40 @@ INLINE __m512i first_sum(const int type, const gs_cell_q *cell, const int half) 
     return _mm512_set1_epi32(halves_of(type) == 1 ? cell->both : half ? cell->high : cell->low);
 }
 
-/* The sums of products of the levels of a half of 32 elements, or of all, with n columns.  Each sum waits for the one
- * before, so that the columns' are computed in turns. */
-INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const __m512i *v,
-                 __m512i *dot) {
+/* The sums of products of the levels of a half of 32 elements, or of all, with n columns; `left`: by how many bits the
+ * levels are shifted.  Each sum waits for the one before, so that the columns' are computed in turns. */
+INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const int left,
+                 const __m512i *v, __m512i *dot) {
     UNROLL for (int c = 0; c < n; c++)
-        dot[c] = first_sum(type, cell[c], half);
+        dot[c] = _mm512_slli_epi32(first_sum(type, cell[c], half), left);
     UNROLL for (int i = 0; i < LEVELS / halves_of(type); i++) {
         UNROLL for (int c = 0; c < n; c++)
             dot[c] = _mm512_dpbusd_epi32(dot[c], v[i],
                                          _mm512_set1_epi32((int)gs_load_u32(cell[c]->q + 16 * half + 4 * i)));
+    }
+}
+
+/* Adds the products of step first + j of the rows' blocks with n columns to acc, for types with pairs: the sums of both
+ * halves, 16 bits each, are multiplied with their scales at once. */
+INLINE void add_pairs(const int type, const int n, const gs_cell_q *const *cell, const __m512i *v,
+                      const side_scales *of, int64_t first, const int j, __m512 *acc) {
+    const int left = left_of(type, j), at = j % 2 * 2;
+    const int n0 = 0x01800080 + at * 0x01000100;        /* both bytes of a lane, each as the upper one of a word */
+    __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(n0, n0 + 0x04000400, n0 + 0x08000800, n0 + 0x0c000c00));
+    __m512i scale = _mm512_shuffle_epi8(of->scale[first / 2 + j / 2], place), least, low[TOGETHER], high[TOGETHER];
+    __m512 d = left > 0 ? _mm512_mul_ps(of->d, _mm512_set1_ps(1.0f / (1 << left))) : of->d;
+    if (has_min(type))
+        least = _mm512_shuffle_epi8(of->least[first / 2 + j / 2], place);
+    dots(type, n, cell, 0, left, v, low);
+    dots(type, n, cell, 1, left, v + LEVELS / 2, high);
+    UNROLL for (int c = 0; c < n; c++) {
+        __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, low[c], _mm512_slli_epi32(high[c], 16));
+        __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_madd_epi16(both, scale)), d);
+        if (has_min(type)) {
+            __m512i sums = _mm512_madd_epi16(least, _mm512_set1_epi32(cell[c]->both));
+            sum = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sums), of->dmin, sum);
+        }
+        acc[c] = _mm512_fmadd_ps(sum, _mm512_set1_ps(cell[c]->d), acc[c]);
     }
 }
 

@@ -64,7 +64,7 @@ static void quantize(const float *x, int32_t offset, gs_cell_q *cell) {
     _mm256_storeu_si256((__m256i *)cell->q, packed);
     cell->low = -offset * low;
     cell->high = -offset * high;
-    cell->both = -offset * (low + high);
+    cell->both = offset != 0 ? -offset * (low + high) : (int32_t)((uint32_t)high << 16 | (low & 0xffff));
     cell->d = d;
     cell->sum_low = d * (float)low;
     cell->sum_high = d * (float)high;

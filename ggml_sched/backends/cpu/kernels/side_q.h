@@ -32,6 +32,14 @@ INLINE int straight_steps(const int type) {
     return units_of(type) == 8 ? 4 : 1;
 }
 
+INLINE int has_pairs(const int type);
+
+/* By how many bits the levels of a step are shifted to the left: where both halves are scaled together (has_pairs), it
+ * saves instructions, and what it multiplies products by is taken off with the scale. */
+INLINE int left_of(const int type, const int j) {
+    return has_pairs(type) ? j % 2 * 2 : 0;
+}
+
 #if WIDE
 #include "avx512_side_q.h"
 #else
@@ -70,7 +78,7 @@ INLINE void levels_of(const int type, const side_rows *p, const int64_t first, c
     case GS_TYPE_Q2_K: case GS_TYPE_Q3_K:
         gather_32(p, (type == GS_TYPE_Q2_K ? 16 : 32) + 8 * first, v);
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_AND(shifted(v[i], -2 * j), IVEC_SET1_8(3));
+            v[i] = IVEC_AND(shifted(v[i], left_of(type, j) - 2 * j), IVEC_SET1_8(3 << left_of(type, j)));
         break;
     case GS_TYPE_Q4_K: case GS_TYPE_Q5_K:
         gather_32(p, (type == GS_TYPE_Q4_K ? 16 : 48) + 16 * first + j / 2 * 32, v);
@@ -100,11 +108,12 @@ INLINE void levels_of(const int type, const side_rows *p, const int64_t first, c
             v[i] = IVEC_SHUFFLE(IVEC_SET1_128(levels), v[i]);
         return;
     }
-    case GS_TYPE_Q3_K: case GS_TYPE_Q5_K:
+    case GS_TYPE_Q3_K: case GS_TYPE_Q5_K: {
+        const int place = (type == GS_TYPE_Q3_K ? 2 : 4) + left_of(type, j);
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_OR_AND(v[i], shifted(bits[i], (type == GS_TYPE_Q3_K ? 2 : 4) - j),
-                               IVEC_SET1_8(type == GS_TYPE_Q3_K ? 4 : 16));
+            v[i] = IVEC_OR_AND(v[i], shifted(bits[i], place - j), IVEC_SET1_8(1 << place));
         return;
+    }
     case GS_TYPE_Q6_K:
         gather_32(p, 128 + 8 * first, high);
         UNROLL for (int i = 0; i < LEVELS; i++)
@@ -142,12 +151,15 @@ INLINE int is_compiled(const int type, const int N) {
         && (units_of(type) == 1 || (N != 10 && N != 14));
 }
 
-/* Adds the products of a step with N columns to acc.  The cells of each tile of columns are at y.  Column `last` and
- * those after it, of which there are at most `beyond`, are read as column `last`. */
+/* Adds the products of step from + j with N columns to acc.  The cells of each tile of columns are at y.  Column `last`
+ * and those after it, of which there are at most `beyond`, are read as column `last`. */
 INLINE void side_step(const int type, const int N, const int beyond, int64_t last,
-                      const gs_cell_q *const y[SIDE_TILES], const ivec v[LEVELS], const vec s[2], const vec m[2],
-                      vec acc[]) {
+                      const gs_cell_q *const y[SIDE_TILES], const ivec v[LEVELS], const side_rows *p, int64_t from,
+                      const int j, const side_scales *of, vec acc[]) {
     const int halves = halves_of(type);
+    vec s[2], m[2];
+    if (!has_pairs(type))
+        scales_of_step(type, p, from, j, of, s, m);
     UNROLL for (int first = 0; first < N; first += TOGETHER) {
         const int n = N - first < TOGETHER ? N - first : TOGETHER;
         const gs_cell_q *cell[TOGETHER];
@@ -155,9 +167,15 @@ INLINE void side_step(const int type, const int N, const int beyond, int64_t las
             const int c = first + i, tile = c / GS_TILE_Q;
             cell[i] = y[tile] + ((c < N - beyond || c < last ? c : last) - GS_TILE_Q * tile);
         }
+#if WIDE
+        if (has_pairs(type)) {
+            add_pairs(type, n, cell, v, of, from, j, acc + first);
+            continue;
+        }
+#endif
         UNROLL for (int h = 0; h < halves; h++) {
             ivec dot[TOGETHER];
-            dots(type, n, cell, h, v + LEVELS / 2 * h, dot);
+            dots(type, n, cell, h, 0, v + LEVELS / 2 * h, dot);
             UNROLL for (int i = 0; i < n; i++) {
                 vec *sum = &acc[first + i];
                 *sum = VEC_FMA(VEC_OF_INT(dot[i]), VEC_MUL(s[h], VEC_SET1(cell[i]->d)), *sum);
@@ -216,14 +234,12 @@ INLINE void side_q(const int type, const int N, const gs_product *of, const char
             for (int64_t k = 0; k < n_steps; k += straight) {
                 UNROLL for (int j = 0; j < straight; j++) {
                     ivec v[LEVELS];
-                    vec s[2], m[2];
                     UNROLL for (int line = 0; line < part; line += 64) {
                         PREFETCH_LATER(ahead + AHEAD + line);
                         PREFETCH(ahead + line);
                     }
                     levels_of(type, &p, k, j, bits, v);
-                    scales_of_step(type, &p, k, j, &held, s, m);
-                    side_step(type, N, beyond, columns - 1, y, v, s, m, acc);
+                    side_step(type, N, beyond, columns - 1, y, v, &p, k, j, &held, acc);
                     UNROLL for (int t = 0; t < tiles; t++)
                         y[t] += width[t];
                     ahead += part;
