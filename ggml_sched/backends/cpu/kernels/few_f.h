@@ -90,6 +90,13 @@ INLINE void add_beside(const int type, const int R, const int N, const char **p,
         p[r] += 16 * element;
 }
 
+/* How far behind step b of a row the bytes are that R rows side by side come to after R * nbytes bytes: near the end of
+ * the rows those of the next ones. */
+INLINE int64_t beside_ahead(const gs_product *of, const int R, const int element, int64_t b, int64_t nbytes) {
+    int64_t stride = of->node->src[0]->layout.nb[1];
+    return nbytes + (b * 16 * element + nbytes < of->k * element ? 0 : (R - 1) * stride);
+}
+
 /* The same as few_f for more columns: N, or N - 1, of which the last is then computed twice. */
 INLINE void beside_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                      int64_t n, int64_t row0, int64_t row1) {
@@ -107,8 +114,12 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
         }
         int64_t b = 0;
         for (; b + in_line <= whole; b += in_line) {
-            UNROLL for (int r = 0; r < R; r++)
-                PREFETCH_STREAM(p[r]);
+            const int64_t soon = beside_ahead(of, R, element, b, SOON / R);
+            const int64_t later = beside_ahead(of, R, element, b, AHEAD / R);
+            UNROLL for (int r = 0; r < R; r++) {
+                PREFETCH(p[r] + soon);
+                PREFETCH_LATER(p[r] + later);
+            }
             UNROLL for (int u = 0; u < in_line; u++, y += 16 * columns->width)
                 add_beside(type, R, N, p, y, n - 1, acc);
         }
