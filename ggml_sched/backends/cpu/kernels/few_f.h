@@ -38,7 +38,7 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
 /* Multiplies rows row0 .. row1 - 1 of `a` with N columns, at most 4. */
 INLINE void few_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                   int64_t row0, int64_t row1) {
-    const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = 4;
+    const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = element == 2 ? 8 : 4;
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16, width = columns->width;
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
