@@ -2,9 +2,10 @@
 
     python bench/roofline.py [--formats f32 q4_0 ...] [--threads 1 2] [--depths 32 3500] [--rounds N] > docs/roofline.md
 
-Limits are measured in the same run, between the turns, by compiled loops of this benchmark (roofline_limits.c; it needs
-a C compiler): bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once,
-and its rows of the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).
+Limits are measured before each turn, by compiled loops of this benchmark (roofline_limits.c; it needs a C compiler):
+bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once, and its rows of
+the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).  Where other machines
+use the same memory, it is faster in one minute than in the next, so that the limits of a row are the best of its turns.
 
 Where time goes is measured by `CpuBackend.node_times` in turns of their own, because that takes time, too.  With the
 extra `peer`, llama.cpp computes the same in turns; so do other builds of it, and its forks, with
@@ -23,7 +24,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -31,6 +32,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import speed
@@ -62,22 +64,29 @@ PEER = "llama.cpp"
 PARTS = ("products", "attention", "small nodes", "waiting", "host")
 
 
-class Limits:
-    """Bytes a second and operations a second of `threads` threads: the best that was measured."""
+class Limits(NamedTuple):
+    """Of some threads."""
+
+    bandwidth: float
+    """Bytes a second that are read from memory."""
+    operations: float
+    """f32 products and sums a second."""
+
+
+class Loops:
+    """The compiled loops, run by `threads` threads."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
         self._library = library
         memory = np.ones(READ + 64, np.uint8)
         self._memory = memory[-memory.ctypes.data % 64 :][:READ]
-        self.bandwidth = self.operations = 0.0
 
-    def measure(self) -> None:
-        taken = self._library.read_seconds(self._memory.ctypes.data, READ, self.threads)
-        self.bandwidth = max(self.bandwidth, READ / taken)
-        taken = self._library.multiply_seconds(ROUNDS_OF_PRODUCTS, self.threads)
+    def measure(self) -> Limits:
+        reading = self._library.read_seconds(self._memory.ctypes.data, READ, self.threads)
+        computing = self._library.multiply_seconds(ROUNDS_OF_PRODUCTS, self.threads)
         done = ROUNDS_OF_PRODUCTS * self.threads * self._library.operations_of_a_round()
-        self.operations = max(self.operations, done / taken)
+        return Limits(READ / reading, done / computing)
 
 
 @contextmanager
@@ -98,9 +107,12 @@ def compiled_limits() -> Iterator[ctypes.CDLL]:
 class Row:
     """One model, number of threads, and kind of batch."""
 
+    n_tokens: int
     nbytes: float
     """From memory for each batch: weights, and rows of the cache."""
     operations: float
+    measured: list[Limits] = field(default_factory=list)
+    """Before each turn."""
     seconds: list[float] = field(default_factory=list)
     """Of a batch, in each turn."""
     others: dict[str, list[float]] = field(default_factory=dict)
@@ -108,8 +120,15 @@ class Row:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of a batch in each of PARTS."""
 
-    def limit(self, limits: Limits) -> float:
-        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations)
+    @property
+    def limits(self) -> Limits:
+        """The best of the turns."""
+        return Limits(*map(max, zip(*self.measured, strict=True)))
+
+    @property
+    def least_seconds(self) -> float:
+        limits = self.limits
+        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations if self.n_tokens > 1 else 0.0)
 
     def ratio(self, name: str) -> str:
         """The time of another engine by ours, turn by turn."""
@@ -137,7 +156,7 @@ def needs(model: llama.Model, n_tokens: int, depth: int, n_outputs: int) -> Row:
     n_kv = -(-used // 32) * 32
     graph = model.batch_graph(n_tokens, min(n_kv, CONTEXT), n_outputs).graph
     fill = min(1.0, used / n_kv)
-    return Row(read_from_memory(graph, fill), float(facts(graph, fill).flops.sum()))
+    return Row(n_tokens, read_from_memory(graph, fill), float(facts(graph, fill).flops.sum()))
 
 
 def kind_of(node: gs.Tensor) -> str:
@@ -178,14 +197,14 @@ def timed(batch, n: int) -> float:
 class Bench:
     """One model file on a number of threads."""
 
-    def __init__(self, path: Path, limits: Limits, rounds: int, has_peer: bool, programs: Sequence[Program]) -> None:
-        self.path, self.limits, self.rounds, self.has_peer = path, limits, rounds, has_peer
+    def __init__(self, path: Path, loops: Loops, rounds: int, has_peer: bool, programs: Sequence[Program]) -> None:
+        self.path, self.loops, self.rounds, self.has_peer = path, loops, rounds, has_peer
         self.programs = programs
 
     def _peer(self, stack: ExitStack) -> speed.Worker | None:
         if not self.has_peer:
             return None
-        return stack.enter_context(speed.Worker(PEER, self.path, self.limits.threads, CONTEXT))
+        return stack.enter_context(speed.Worker(PEER, self.path, self.loops.threads, CONTEXT))
 
     def _time_programs(self, row: Row, seconds: Callable[[Program], float]) -> None:
         """Add a turn of each engine among the programs to the row."""
@@ -193,7 +212,7 @@ class Bench:
             row.others.setdefault(name, []).append(min(map(seconds, programs)))
 
     def _model(self, stack: ExitStack, n_seq: int = 1) -> tuple[gs.CpuBackend, llama.Model]:
-        backend = stack.enter_context(gs.CpuBackend(self.limits.threads))
+        backend = stack.enter_context(gs.CpuBackend(self.loops.threads))
         return backend, stack.enter_context(llama.load(self.path, [backend], n_ctx=CONTEXT, n_batch=PROMPT,
                                                        n_seq=n_seq, kv_type="f16"))
 
@@ -212,14 +231,14 @@ class Bench:
             timed(token, WARM)
             again()
             for _ in range(self.rounds):
-                self.limits.measure()
+                row.measured.append(self.loops.measure())
                 timed(token, 2)         # the other engines, too, have read their weights before their time begins
                 again()
                 row.seconds.append(timed(token, DECODED))
                 again()
                 if peer:
                     row.others.setdefault(PEER, []).append(peer.ask("decode", DECODED, depth)["decode"] / DECODED)
-                self._time_programs(row, lambda each: each.decode(self.path, self.limits.threads, DECODED, depth))
+                self._time_programs(row, lambda each: each.decode(self.path, self.loops.threads, DECODED, depth))
             row.parts = split(backend, token, DECODED)
             return row
 
@@ -234,11 +253,11 @@ class Bench:
 
             prompt()
             for _ in range(max(3, self.rounds // 2)):
-                self.limits.measure()
+                row.measured.append(self.loops.measure())
                 row.seconds.append(timed(prompt, 1))
                 if peer:
                     row.others.setdefault(PEER, []).append(peer.ask("prefill", PROMPT)["prefill"])
-                self._time_programs(row, lambda each: each.prompt(self.path, self.limits.threads, PROMPT))
+                self._time_programs(row, lambda each: each.prompt(self.path, self.loops.threads, PROMPT))
             row.parts = split(backend, prompt, 2)
             return row
 
@@ -260,7 +279,7 @@ class Bench:
             timed(token, WARM)
             again()
             for _ in range(self.rounds):
-                self.limits.measure()
+                row.measured.append(self.loops.measure())
                 row.seconds.append(timed(token, DECODED))
                 again()
             row.parts = split(backend, token, DECODED)
@@ -273,13 +292,13 @@ def cells(row: Row) -> list[str]:
     return [f"{100 * row.parts[part] / total:.0f}" for part in PARTS]
 
 
-def rows_of(found: dict[tuple, Row], limits: dict[int, Limits], unit: str, others: Sequence[str]) -> list[list[str]]:
+def rows_of(found: dict[tuple, Row], unit: str, others: Sequence[str]) -> list[list[str]]:
     rows = []
     for (title, threads, what), row in found.items():
-        limit, taken = row.limit(limits[threads]), median(row.seconds)
+        limit, taken = row.least_seconds, median(row.seconds)
         amount = f"{row.nbytes / 1e6:.0f}" if unit == "MB" else f"{row.operations / 1e9:.0f}"
-        rows.append([title, str(threads), str(what), amount, f"{1e3 * taken:.2f}", f"{1e3 * limit:.2f}",
-                     f"{limit / taken:.2f}", *map(row.ratio, others), *cells(row)])
+        rows.append([title, str(threads), str(what), amount, f"{1e3 * taken:.2f}", f"{row.limits.bandwidth / 1e9:.1f}",
+                     f"{1e3 * limit:.2f}", f"{limit / taken:.2f}", *map(row.ratio, others), *cells(row)])
     return rows
 
 
@@ -302,30 +321,35 @@ def main() -> None:
     prompts: dict[tuple, Row] = {}
     batches: dict[tuple, Row] = {}
     with compiled_limits() as library:
-        limits = {threads: Limits(library, threads) for threads in args.threads}
+        loops = {threads: Loops(library, threads) for threads in args.threads}
         for title, path in files.items():
             for threads in args.threads:
-                bench = Bench(path, limits[threads], args.rounds, has_peer, programs)
+                bench = Bench(path, loops[threads], args.rounds, has_peer, programs)
                 for depth in args.depths:
                     print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
                     decode[title, threads, depth] = bench.decode(depth)
                 prompts[title, threads, PROMPT] = bench.prompt()
             for n in SEQUENCES:
                 batches[title, threads, n] = bench.sequences(n)
-    print(page(decode, prompts, batches, limits, args.rounds))
+    print(page(decode, prompts, batches, args.rounds))
 
 
-def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tuple, Row], limits: dict[int, Limits],
-         rounds: int) -> str:
-    measured = markdown(["threads", "read, GB/s", "f32 products and sums, Gop/s"],
-                        [[str(n), f"{each.bandwidth / 1e9:.1f}", f"{each.operations / 1e9:.0f}"]
-                         for n, each in limits.items()])
+def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tuple, Row], rounds: int) -> str:
+    measured: dict[int, list[Limits]] = {}
+    for (_, threads, _), row in (decode | batches | prompts).items():
+        measured.setdefault(threads, []).extend(row.measured)
+
+    def spread(of: Iterable[float]) -> str:
+        return " / ".join(f"{value / 1e9:.1f}" for value in np.percentile([*of], (0, 50, 100)))
+
+    limits = markdown(["threads", "read, GB/s: least / median / most", "f32 products and sums, Gop/s"],
+                      [[str(threads), *map(spread, zip(*each, strict=True))] for threads, each in measured.items()])
 
     def table(found: dict[tuple, Row], what: str, amount: str, unit: str) -> str:
         others = list(dict.fromkeys(name for row in found.values() for name in row.others))
-        head = ["model", "threads", what, amount, "ms", "limit, ms", "share", *(f"{name} / ours" for name in others),
-                *(f"{part}, %" for part in PARTS)]
-        return markdown(head, rows_of(found, limits, unit, others))
+        head = ["model", "threads", what, amount, "ms", "read, GB/s", "limit, ms", "share",
+                *(f"{name} / ours" for name in others), *(f"{part}, %" for part in PARTS)]
+        return markdown(head, rows_of(found, unit, others))
 
     return f"""# The limits of the CPU
 
@@ -335,11 +359,13 @@ token, a prompt and a batch of several sequences reach.
 Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; ggml-sched {gs.__version__}.
 Medians of {rounds} turns, prompts half as many.
 
-{measured}
+{limits}
 
-**Share**: the least time that reading the bytes (or computing, where that takes longer) needs, by the time taken.
-Percentages are of the time: *products* with weights, *attention*, *small nodes* (all others), *waiting* (threads that
-have no part of a node while others have), *host* (Python, planning, and what starts kernels).
+**Share**: the least time that reading the bytes needs (of several tokens also computing, where that takes longer), by
+the time taken.  The bandwidth changes where other machines use the same memory: limits are measured before each turn,
+and those of a row are the best of its own turns.  Percentages are of the time: *products* with weights, *attention*,
+*small nodes* (all others), *waiting* (threads that have no part of a node while others have), *host* (Python, planning,
+and what starts kernels).
 
 ## Tokens
 

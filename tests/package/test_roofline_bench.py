@@ -43,17 +43,18 @@ def test_the_parts_of_a_token_add_up_to_its_time(model):
     assert parts["products"] > 0 and parts["attention"] > 0 and parts["small nodes"] > 0 and parts["host"] > 0
 
 
-def test_the_limit_of_a_batch_is_the_slower_of_reading_and_computing():
-    limits = type("Limits", (), {"bandwidth": 10.0, "operations": 100.0})
-    assert roofline.Row(50, 100).limit(limits) == 5 and roofline.Row(50, 1000).limit(limits) == 10
+@pytest.mark.parametrize(("n_tokens", "operations", "seconds"), [(2, 100, 5), (2, 1000, 10), (1, 1000, 5)])
+def test_the_limit_of_a_batch_is_the_slower_of_reading_and_computing_and_that_of_a_token_is_reading(
+        n_tokens, operations, seconds):
+    row = roofline.Row(n_tokens, 50, operations, measured=[roofline.Limits(10.0, 80.0), roofline.Limits(8.0, 100.0)])
+    assert row.least_seconds == seconds
 
 
 def test_the_limits_of_this_machine_can_be_measured(monkeypatch):
     monkeypatch.setattr(roofline, "READ", 1 << 20)
     monkeypatch.setattr(roofline, "ROUNDS_OF_PRODUCTS", 1000)
     with roofline.compiled_limits() as library:
-        limits = roofline.Limits(library, 2)
-        limits.measure()
+        limits = roofline.Loops(library, 2).measure()
         assert limits.bandwidth > 0 and limits.operations > 0
 
 
@@ -102,15 +103,15 @@ def test_a_program_is_a_name_and_a_command(text):
 def test_the_best_settings_of_an_engine_count_in_each_turn(program):
     bench = roofline.Bench("file", type("Limits", (), {"threads": 1}), 1, False,
                            [program("a", 3000), program("a", 1000), program("b", 2000)])
-    row = roofline.Row(1, 1, seconds=[0.0005])
+    row = roofline.Row(1, 1, 1, seconds=[0.0005])
     bench._time_programs(row, lambda each: each.prompt("file", 1, 1000))
     assert row.others == {"a": [0.001], "b": [0.002]}
     assert row.ratio("a") == "2.00" and row.ratio("llama.cpp") == "-"
 
 
 def test_the_page_has_a_column_for_each_engine():
-    limits = {1: type("Limits", (), {"bandwidth": 10.0, "operations": 100.0})}
-    parts = dict.fromkeys(roofline.PARTS, 1.0)
-    row = roofline.Row(50, 100, [8.0], {"llama.cpp": [16.0], "other": [12.0]}, parts)
-    text = roofline.page({("m", 1, 32): row}, {}, {("m", 1, 2): roofline.Row(50, 100, [8.0], {}, parts)}, limits, 1)
+    measured, parts = [roofline.Limits(10.0, 100.0)], dict.fromkeys(roofline.PARTS, 1.0)
+    row = roofline.Row(1, 50, 100, measured, [8.0], {"llama.cpp": [16.0], "other": [12.0]}, parts)
+    batch = roofline.Row(2, 50, 100, measured, [8.0], {}, parts)
+    text = roofline.page({("m", 1, 32): row}, {}, {("m", 1, 2): batch}, 1)
     assert "| llama.cpp / ours | other / ours |" in text and "| 2.00 | 1.50 |" in text
