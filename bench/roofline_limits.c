@@ -43,7 +43,10 @@ static void *read_all(void *given) {
     pthread_barrier_wait(mine->start);
     mine->began = seconds();
     for (; at + 4 <= end; at += 4) {
-        __builtin_prefetch((const char *)at + 2048);
+        for (int line = 0; line < 4 * WIDE; line += 64) {
+            __builtin_prefetch((const char *)at + 8192 + line, 0, 2);
+            __builtin_prefetch((const char *)at + 2048 + line);
+        }
         for (int i = 0; i < 4; i++)
             sum[i] ^= at[i];
     }
