@@ -39,6 +39,7 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
 INLINE void few_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                   int64_t row0, int64_t row1) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = element == 2 ? 8 : 4;
+    const int prefetches = !outruns_memory(type, N) || !of->reads_ahead;
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16, width = columns->width;
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
@@ -49,8 +50,9 @@ INLINE void few_f(const int type, const int N, const gs_product *of, const char 
             UNROLL for (int i = 0; i < n_acc; i++)
                 acc[c][i] = VEC_ZERO;
         for (; b + together <= whole; b += together) {
-            UNROLL for (int line = 0; line < 16 * element * together; line += 64)
-                PREFETCH_STREAM(p + line);
+            if (prefetches)
+                UNROLL for (int line = 0; line < 16 * element * together; line += 64)
+                    PREFETCH_STREAM(p + line);
             UNROLL for (int u = 0; u < together; u++, p += 16 * element, y += 16 * width)
                 add_step(type, N, u, p, y, acc);
         }

@@ -5,7 +5,7 @@
  */
 INLINE void few_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                   int64_t row1) {
-    const int size = bytes_of(type) * (8 / units_of(type));
+    const int size = bytes_of(type) * (8 / units_of(type)), prefetches = !outruns_memory(type, N) || !of->reads_ahead;
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
     const gs_strip *y[GS_FEW_Q];
@@ -24,8 +24,9 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
             low[c] = rest[c] = LOW_ZERO;
         }
         for (int64_t at = 0; at < strips; at++, p += size) {
-            UNROLL for (int line = 0; line < size; line += 64)
-                PREFETCH_STREAM((const char *)p + line);
+            if (prefetches)
+                UNROLL for (int line = 0; line < size; line += 64)
+                    PREFETCH_STREAM((const char *)p + line);
             add_strip(type, N, p, y, at, acc, low);
         }
         const int over = (int)(of->steps % GS_STRIP_STEPS);

@@ -61,39 +61,49 @@ static int has_avxvnni(void) {
     unsigned a = 0, b, c, d;
     return GS_HAS_AVXVNNI && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
+
+static int is_amd(void) {
+    unsigned a, b = 0, c = 0, d = 0;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
 #endif
 
 typedef struct processor {
     enum gs_isa best;
     int has_avxvnni;            /* processors with AVX-512 need not have it */
+    int reads_ahead;            /* see gs_reads_ahead */
 } processor;
 
 static processor query(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     int avxvnni = has_avxvnni();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()))
-        return (processor){GS_ISA_PORTABLE, 0};
+        return (processor){GS_ISA_PORTABLE, 0, 0};
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return (processor){GS_ISA_AVX512, avxvnni};
-    return (processor){avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2, avxvnni};
+        return (processor){GS_ISA_AVX512, avxvnni, is_amd()};
+    return (processor){avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2, avxvnni, 0};
 #elif defined(__aarch64__) && defined(__GNUC__)
-    return (processor){has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON, 0};
+    return (processor){has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON, 0, 0};
 #else
-    return (processor){GS_ISA_PORTABLE, 0};
+    return (processor){GS_ISA_PORTABLE, 0, 0};
 #endif
 }
 
 /* The answer of `query`, which threads may ask for at the same time. */
 static processor here(void) {
-    static _Atomic int kept;    /* 0: not queried; else 1 + 2 * best + has_avxvnni */
+    static _Atomic int kept;    /* 0: not queried; else 1 + 4 * best + 2 * has_avxvnni + reads_ahead */
     int found = atomic_load_explicit(&kept, memory_order_relaxed);
     if (found == 0) {
         processor p = query();
-        found = 1 + 2 * (int)p.best + p.has_avxvnni;
+        found = 1 + 4 * (int)p.best + 2 * p.has_avxvnni + p.reads_ahead;
         atomic_store_explicit(&kept, found, memory_order_relaxed);
     }
-    return (processor){(enum gs_isa)((found - 1) / 2), (found - 1) % 2};
+    return (processor){(enum gs_isa)((found - 1) / 4), (found - 1) / 2 % 2, (found - 1) % 2};
+}
+
+int gs_reads_ahead(void) {
+    return here().reads_ahead;
 }
 
 int gs_isa(void) {

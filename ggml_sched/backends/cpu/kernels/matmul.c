@@ -340,6 +340,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     int64_t bytes, scratch, items, row_bytes;
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
+    of->reads_ahead = gs_reads_ahead();
     of->few = of->kind != NULL ? of->kernels->few_columns(of->kind) : GS_FEW_F;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps) : 0;

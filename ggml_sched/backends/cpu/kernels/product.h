@@ -91,6 +91,7 @@ struct gs_product {
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
     int32_t strip_order;        /* the order of strips, for a group of few columns; 0: none */
+    int32_t reads_ahead;        /* gs_reads_ahead                                        */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */
     int64_t tile;               /* columns of a tile                                     */
