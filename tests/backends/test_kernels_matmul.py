@@ -313,7 +313,8 @@ LEVELS = {"q4_0": (2, 18), "q4_1": (4, 20), "q5_0": (2, 22), "q5_1": (4, 24), "q
           "q3_K": (0, 96), "q4_K": (16, 144), "q5_K": (16, 176), "q6_K": (0, 192), "iq4_nl": (2, 18),
           "iq4_xs": (8, 136), "mxfp4": (1, 17)}
 """In which bytes of a block the levels are."""
-SCALES = {"q2_K": (0, 16), "q3_K": (96, 108), "q4_K": (4, 16), "q5_K": (4, 16), "q6_K": (192, 208), "iq4_xs": (2, 8)}
+INTEGER_SCALES = {"q2_K": (0, 16), "q3_K": (96, 108), "q4_K": (4, 16), "q5_K": (4, 16), "q6_K": (192, 208),
+                  "iq4_xs": (2, 8)}
 """The same for integer scales."""
 
 
@@ -323,7 +324,7 @@ def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
     k, m, (begin, end) = 2 * max(block_size(type), 256), 18, LEVELS[type]
     held = weights(type, m, k)[0].copy()
     blocks = held.reshape(m, k // block_size(type), -1)
-    scales = blocks[..., slice(*SCALES.get(type, (0, 0)))]
+    scales = blocks[..., slice(*INTEGER_SCALES.get(type, (0, 0)))]
     for first, byte in enumerate((0, 255, 128)):        # 128: the smallest of q8_0
         blocks[first::3, :, begin:end] = byte
         scales[first::3] = np.uint8([0, 255, 127, 128, 0, 255])[:, None, None]

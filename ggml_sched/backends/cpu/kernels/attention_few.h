@@ -62,25 +62,33 @@ INLINE float dot_f32(const float *a, const float *b, int64_t n) {
     return sum;
 }
 
-/* n rows of a cache that are read one after another, and the rows that are read then. */
-typedef struct rows_read {
-    const char *first, *then;       /* where the first of the n rows begins, and where the first row after them does */
-    int64_t next, then_next, n;     /* `next`, `then_next`: bytes from one row to the next, of both              */
+/* n rows of a cache, `stride` bytes apart, that are read in order, and others that are read after them. */
+typedef struct reading {
+    const char *first, *then;       /* where the n rows begin, and where the others do                               */
+    int64_t n, stride, then_stride;
     int64_t to_l2, to_l1;           /* how many rows ahead are prefetched; L2 waits for more lines at once than L1 */
-} rows_read;
+} reading;
 
-/* How many rows of n f16 or bf16 values are about nbytes. */
-INLINE int64_t rows_of_bytes(int64_t nbytes, int64_t n) {
-    return n > 0 && nbytes / (2 * n) > 1 ? nbytes / (2 * n) : 1;
+/* How many rows of n f16 or bf16 values are about nbytes; at most `most`. */
+INLINE int64_t rows_of_bytes(int64_t nbytes, int64_t n, int64_t most) {
+    int64_t rows = n > 0 && nbytes / (2 * n) > 1 ? nbytes / (2 * n) : 1;
+    return rows < most ? rows : most;
 }
 
-INLINE const char *row_read(const rows_read *of, int64_t i) {
-    return i < of->n ? of->first + i * of->next : of->then + (i - of->n) * of->then_next;
+/* The reading of n rows of t, of `width` values each, from `first` on, and then of rows of `next` from `then` on. */
+INLINE reading reading_of(const gs_node *t, const char *first, int64_t n, int64_t width, const gs_node *next,
+                          const char *then) {
+    return (reading){first, then, n, t->layout.nb[1], next->layout.nb[1], rows_of_bytes(AHEAD, width, n),
+                     rows_of_bytes(SOON, width, n)};
 }
 
-/* Prefetches nbytes of the rows that are read after row i. */
-INLINE void prefetch_rows(const rows_read *of, int64_t i, int64_t nbytes) {
-    const char *l2 = row_read(of, i + of->to_l2), *l1 = row_read(of, i + of->to_l1);
+INLINE const char *row_number(const reading *of, int64_t i) {
+    return i < of->n ? of->first + i * of->stride : of->then + (i - of->n) * of->then_stride;
+}
+
+/* With row i, prefetches nbytes of the two rows that are to_l2 and to_l1 rows later. */
+INLINE void prefetch_rows(const reading *of, int64_t i, int64_t nbytes) {
+    const char *l2 = row_number(of, i + of->to_l2), *l1 = row_number(of, i + of->to_l1);
     for (int64_t line = 0; line < nbytes; line += 64) {
         __builtin_prefetch(l2 + line, 0, 2);
         __builtin_prefetch(l1 + line, 0, 3);
@@ -135,11 +143,11 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
 /* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
  * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
  * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  With
- * each key `width` bytes of rows that are read later are prefetched: key 0 is row `number` of `read`.  Values whose
+ * each key `width` bytes of rows that are read later are prefetched: key 0 is row `number` of `values`.  Values whose
  * weight is 0 are not used: they may be NaN. */
 INLINE void add_halves(const int type, const int R, const int C, float *acc, int64_t apart, const float *weights,
                        const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t width,
-                       const rows_read *read, int64_t number) {
+                       const reading *values, int64_t number) {
     vf s[TOGETHER][8];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++)
@@ -150,7 +158,7 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             zeros |= weights[r * CHUNK + key] == 0;
     for (int64_t key = 0; key < n; key++) {
         const uint16_t *x = (const uint16_t *)(v + key_of(index, key) * stride);
-        prefetch_rows(read, number + key, width);
+        prefetch_rows(values, number + key, width);
         if (!zeros) {
             UNROLL for (int c = 0; c < C; c++) {
                 vf value = vhalves(type, x + c * V);
@@ -207,12 +215,11 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
 
 /* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
  * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
- * columns.  Of one row it skips VALUES keys whose weights are 0. */
+ * columns.  Of one row it skips VALUES keys whose weights are 0.  `then`: where the keys begin that are read next. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
                             const char *v, const int32_t *index, int64_t n, const char *then) {
     int64_t stride = f->v->layout.nb[1];
-    const rows_read read = {v, then, stride, f->k->layout.nb[1], n, rows_of_bytes(AHEAD, f->dv),
-                            rows_of_bytes(SOON, f->dv)};
+    const reading values = reading_of(f->v, v, n, f->dv, f->k, then);
     for (int64_t key = 0, block; key < n; key += block) {
         block = VALUES;
         if (m == 1) {
@@ -233,7 +240,7 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
                 int64_t fetched = index == NULL && r + column == 0 ? 2 * f->dv : 0;
                 wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
                 switch (now + wide) {
-#define ADD(R, C) add_halves(type, R, C, to, apart, weight, from, of, stride, keys, fetched, &read, key)
+#define ADD(R, C) add_halves(type, R, C, to, apart, weight, from, of, stride, keys, fetched, &values, key)
                 case 1 + 8: ADD(1, 8); break;
                 case 1 + 4: ADD(1, 4); break;
                 case 2 + 4: ADD(2, 4); break;
@@ -281,18 +288,16 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
                         float *top, float *total) {
     int64_t width = padded(f->d);
     const char *v0 = row_of(f->v, (where){first, head_kv, batch});
-    /* Where the keys begin that are read next: those of the next head, or, behind the last head, of the next chunk. */
+    /* Where the keys begin that run_chunks reads next: of this chunk those of the next head, or else the next chunk. */
     const int has_next = head_kv + 1 < f->n_head / f->group;
-    const char *then = row_of(f->k, (where){has_next || first + n >= f->n_kv ? first : first + n,
-                                            has_next ? head_kv + 1 : 0, batch});
+    const char *then = row_of(f->k, (where){has_next ? first : first + n, has_next ? head_kv + 1 : 0, batch});
     int64_t key = 0;
     if (is_half(f->k) && f->d % V == 0) {
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
          * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         int64_t next = f->k->layout.nb[1];
-        const rows_read read = {k, v0, next, f->v->layout.nb[1], n, rows_of_bytes(AHEAD, f->d),
-                                rows_of_bytes(SOON, f->d)};
+        const reading keys = reading_of(f->k, k, n, f->d, f->v, v0);
         for (; key + 4 <= n; key += 4) {
             if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
                 && bias[key + 3] == -INFINITY) {
@@ -304,7 +309,7 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             for (int i = 0; i < 4; i++) {
                 rows[i] = (const uint16_t *)(k + key_of(index, key + i) * next);
                 if (index == NULL)
-                    prefetch_rows(&read, key + i, 2 * f->d);
+                    prefetch_rows(&keys, key + i, 2 * f->d);
             }
             if (index != NULL)
                 prefetch_keys(f, k, v0, index, key, n);

@@ -6,12 +6,6 @@
 #define LEVELS 4                /* vectors with 32 elements of each row: eight each */
 #define TOGETHER 1              /* columns                                          */
 
-/* Whether both halves of a step are scaled together, in integers. */
-INLINE int has_pairs(const int type) {
-    (void)type;
-    return 0;
-}
-
 INLINE __m256i in_lower_lanes(int32_t value) {
     return _mm256_and_si256(_mm256_set1_epi32(value), _mm256_set1_epi64x(0xffffffff));
 }

@@ -6,11 +6,6 @@
 #define LEVELS 8                /* vectors with 32 elements of each row: four each */
 #define TOGETHER 4              /* columns                                         */
 
-/* Whether both halves of a step are scaled together, in integers: where the sums of a half fit 16 bits. */
-INLINE int has_pairs(const int type) {
-    return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K;
-}
-
 /* 16 bytes of each row, those from `at` on: four of them in each vector. */
 INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
 #define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
@@ -76,8 +71,8 @@ INLINE void add_fifths(const side_rows *p, const int at, __m512i v[LEVELS]) {
 }
 
 /* The integer scales and minima of the rows' blocks of 256 elements, four to a lane, and what they are multiplied by.
- * Those of IQ4_XS are as they are in blocks: their lower four bits, and then two bits of each.  Those of types with
- * pairs are multiplied as the upper bytes of words, so that d and dmin are divided by 256. */
+ * Those of IQ4_XS are as they are in blocks: their lower four bits, and then two bits of each.  Those of types whose
+ * halves are scaled together are multiplied as the upper bytes of words, so that d and dmin are divided by 256. */
 typedef struct side_scales {
     __m512i scale[4], least[4];
     __m512 d, dmin;
@@ -148,7 +143,7 @@ INLINE __m512 scale_byte(const int type, const __m512i of[4], int64_t first, con
     return byte_of_lanes(of[first / 4 * halves_of(type) + at / 4], at % 4 * 8, !has_min(type));
 }
 
-/* Scale number `at` of the rows' blocks, of those from step `first` on. */
+/* Scale number `at` of the rows' blocks, of those from step `first` on; not where halves are scaled together. */
 INLINE __m512 block_scale(const int type, const side_scales *of, int64_t first, const int at) {
     if (type != GS_TYPE_IQ4_XS)
         return _mm512_mul_ps(of->d, scale_byte(type, of->scale, first, at));
@@ -185,13 +180,13 @@ INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, cons
     }
 }
 
-/* Adds the products of step first + j of the rows' blocks with n columns to acc, for types with pairs: the sums of both
- * halves, 16 bits each, are multiplied with their scales at once. */
-INLINE void add_pairs(const int type, const int n, const gs_cell_q *const *cell, const __m512i *v,
+/* Adds the products of step first + j of the rows' blocks with n columns to acc: the sums of both halves, 16 bits each,
+ * are multiplied with their scales at once (scales_halves_together). */
+INLINE void add_halves_of(const int type, const int n, const gs_cell_q *const *cell, const __m512i *v,
                       const side_scales *of, int64_t first, const int j, __m512 *acc) {
     const int left = left_of(type, j), at = j % 2 * 2;
-    const int n0 = 0x01800080 + at * 0x01000100;        /* both bytes of a lane, each as the upper one of a word */
-    __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(n0, n0 + 0x04000400, n0 + 0x08000800, n0 + 0x0c000c00));
+    const int two = 0x01800080 + at * 0x01000100;       /* both bytes of a lane, each as the upper one of a word */
+    __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(two, two + 0x04000400, two + 0x08000800, two + 0x0c000c00));
     __m512i scale = _mm512_shuffle_epi8(of->scale[first / 2 + j / 2], place), least, low[TOGETHER], high[TOGETHER];
     __m512 d = left > 0 ? _mm512_mul_ps(of->d, _mm512_set1_ps(1.0f / (1 << left))) : of->d;
     if (has_min(type))

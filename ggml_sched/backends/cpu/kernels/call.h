@@ -75,8 +75,9 @@ enum gs_isa {
 };
 int gs_isa(void);
 
-/* Whether the processor reads memory that is read in order faster if kernels prefetch nothing: AMD's with AVX-512.  On
- * one of Zen 4 a thread reads f16 weights at 34 GB/s so, and at 27 with prefetches; on Intel's these save a tenth. */
+/* Whether the processor reads ahead what fast loops read in order, and prefetches slow these loops down: AMD's with
+ * AVX-512.  This was measured on a Zen 4, where one thread reads f16 weights at 34 GB/s without prefetches and at 27
+ * with them; on a Xeon loops with prefetches were a tenth faster.  GGML_SCHED_ISA does not change the answer. */
 int gs_reads_ahead(void);
 
 /* Whether the compiler has the instructions of AVX-VNNI. */

@@ -39,7 +39,7 @@ INLINE void add_step(const int type, const int N, const int at, const char *w, c
 INLINE void few_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                   int64_t row0, int64_t row1) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, n_acc = N == 1 ? 4 : 2, together = element == 2 ? 8 : 4;
-    const int prefetches = !outruns_memory(type, N) || !of->reads_ahead;
+    const int prefetches = must_prefetch(of, type, N);
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16, width = columns->width;
     for (int64_t row = row0; row < row1; row++) {
         const char *p = a + row * stride;
@@ -92,19 +92,15 @@ INLINE void add_beside(const int type, const int R, const int N, const char **p,
         p[r] += 16 * element;
 }
 
-/* How far behind step b of a row the bytes are that R rows side by side come to after R * nbytes bytes: near the end of
- * the rows those of the next ones. */
-INLINE int64_t beside_ahead(const gs_product *of, const int R, const int element, int64_t b, int64_t nbytes) {
-    int64_t stride = of->node->src[0]->layout.nb[1];
-    return nbytes + (b * 16 * element + nbytes < of->k * element ? 0 : (R - 1) * stride);
-}
-
 /* The same as few_f for more columns: N, or N - 1, of which the last is then computed twice. */
 INLINE void beside_f(const int type, const int N, const gs_product *of, const char *a, const columns_f *columns,
                      int64_t n, int64_t row0, int64_t row1) {
     const int element = type == GS_TYPE_F32 ? 4 : 2, R = SUMS_F / N < MOST_BESIDE ? SUMS_F / N : MOST_BESIDE;
     const int in_line = 64 / (16 * element);    /* steps of a cache line of weights */
     int64_t stride = of->node->src[0]->layout.nb[1], whole = of->k / 16, rest = of->k % 16;
+    /* How many bytes ahead each row is prefetched, at most its own; and from behind a row to the row R later. */
+    const int64_t size = of->k * element, to_next = R * stride - size;
+    const int64_t to_l1 = SOON / R < size ? SOON / R : size, to_l2 = AHEAD / R < size ? AHEAD / R : size;
     for (int64_t row = row0; row < row1; row += R) {
         const char *p[MOST_BESIDE];
         const float *y = columns->cells;
@@ -116,11 +112,10 @@ INLINE void beside_f(const int type, const int N, const gs_product *of, const ch
         }
         int64_t b = 0;
         for (; b + in_line <= whole; b += in_line) {
-            const int64_t soon = beside_ahead(of, R, element, b, SOON / R);
-            const int64_t later = beside_ahead(of, R, element, b, AHEAD / R);
+            const int64_t left = size - b * 16 * element;
             UNROLL for (int r = 0; r < R; r++) {
-                PREFETCH(p[r] + soon);
-                PREFETCH_LATER(p[r] + later);
+                PREFETCH(p[r] + to_l1 + (to_l1 < left ? 0 : to_next));
+                PREFETCH_LATER(p[r] + to_l2 + (to_l2 < left ? 0 : to_next));
             }
             UNROLL for (int u = 0; u < in_line; u++, y += 16 * columns->width)
                 add_beside(type, R, N, p, y, n - 1, acc);

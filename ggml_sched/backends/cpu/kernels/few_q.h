@@ -5,7 +5,7 @@
  */
 INLINE void few_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                   int64_t row1) {
-    const int size = bytes_of(type) * (8 / units_of(type)), prefetches = !outruns_memory(type, N) || !of->reads_ahead;
+    const int size = bytes_of(type) * (8 / units_of(type)), prefetches = must_prefetch(of, type, N);
     const char *a = gs_weights_of(of, shared, group);
     int64_t stride = of->node->src[0]->layout.nb[1], strips = of->steps / GS_STRIP_STEPS;
     const gs_strip *y[GS_FEW_Q];

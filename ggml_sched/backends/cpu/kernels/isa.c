@@ -1,5 +1,5 @@
-/* isa.c -- the best instruction set that both the processor and the kernels have; the environment variable
- * GGML_SCHED_ISA can choose a lower one.
+/* isa.c -- what the processor is: the best instruction set that both it and the kernels have, of which the environment
+ * variable GGML_SCHED_ISA can choose a lower one, and whether it reads ahead.
  *
  * The variable is read for each node that is compiled, so a test may change it between two graphs.  The processor is
  * queried once: in a virtual machine each query leaves the machine, and took 10 of the 13 ms for which a token waited

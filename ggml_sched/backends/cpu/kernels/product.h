@@ -35,8 +35,8 @@
  * make them unsigned.  To take off what this adds to a product, the sum of products begins at -offset * (sum of q):
  * `low` for the first 16 elements, `high` for the second 16, `both` for all 32.  sum_low, sum_high and sum_both are d *
  * (sum of q), by which the minima of weights are multiplied.  If an element is inf or NaN, all q are 0, and d and these
- * three are NaN.  On x86, if `offset` is 0, `both` has the sums of q instead: of the first 16 in its lower 16 bits, of
- * the others in its upper ones. */
+ * three are NaN.  Where matmul_x86.h makes cells for an offset of 0, `both` has the sums of q instead: that of the
+ * first 16 in its lower 16 bits, that of the others in its upper ones (add_halves_of). */
 typedef struct gs_cell_q {
     int8_t q[32];
     int32_t both, zero;         /* read as one number by kernels that have two lanes for a row */

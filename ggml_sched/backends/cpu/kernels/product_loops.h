@@ -11,11 +11,12 @@
 #define DEPTH_Q 128            /* steps of k that a packed panel of quantised rows holds: 4096 elements */
 #define DEPTH_F 64             /* steps of k that a panel of float rows holds: 1024 elements            */
 
-/* Whether rows of weights are multiplied one by one with N columns much faster than memory delivers them.  Such loops
- * prefetch nothing if the processor reads ahead; slower ones profit from prefetches all the same. */
-INLINE int outruns_memory(const int type, const int N) {
-    return type == GS_TYPE_F32 ? N < 4
-                               : N == 1 && (type == GS_TYPE_F16 || type == GS_TYPE_BF16 || type == GS_TYPE_Q8_0);
+/* Whether loops that multiply one row of weights after another with N columns prefetch them.  Loops that are much
+ * faster than memory leave it to a processor that reads ahead; slower ones are faster with prefetches everywhere. */
+INLINE int must_prefetch(const gs_product *of, const int type, const int N) {
+    const int is_fast = type == GS_TYPE_F32 ? N < 4
+                        : N == 1 && (type == GS_TYPE_F16 || type == GS_TYPE_BF16 || type == GS_TYPE_Q8_0);
+    return !is_fast || !of->reads_ahead;
 }
 
 /* Whether kernels add an offset to a type's levels. */

@@ -32,12 +32,17 @@ INLINE int straight_steps(const int type) {
     return units_of(type) == 8 ? 4 : 1;
 }
 
-INLINE int has_pairs(const int type);
+/* Whether the sums of a step's halves are scaled and added in integers, as one sum for f32: where they fit 16 bits, the
+ * levels of left_of included.  Those of Q3_K are at most 16 * 4 * 127 * 4 = 32512. */
+INLINE int scales_halves_together(const int type) {
+    return WIDE && (type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K);
+}
 
-/* By how many bits the levels of a step are shifted to the left: where both halves are scaled together (has_pairs), it
- * saves instructions, and what it multiplies products by is taken off with the scale. */
+/* By how many bits the levels of a step are shifted to the left.  Levels of odd steps stay two bits higher than they
+ * need be where that saves shifts: those of step 1 need none, those of step 3 the one of step 2.  The scale is divided
+ * by the factor 4. */
 INLINE int left_of(const int type, const int j) {
-    return has_pairs(type) ? j % 2 * 2 : 0;
+    return scales_halves_together(type) ? j % 2 * 2 : 0;
 }
 
 #if WIDE
@@ -158,7 +163,7 @@ INLINE void side_step(const int type, const int N, const int beyond, int64_t las
                       const int j, const side_scales *of, vec acc[]) {
     const int halves = halves_of(type);
     vec s[2], m[2];
-    if (!has_pairs(type))
+    if (!scales_halves_together(type))
         scales_of_step(type, p, from, j, of, s, m);
     UNROLL for (int first = 0; first < N; first += TOGETHER) {
         const int n = N - first < TOGETHER ? N - first : TOGETHER;
@@ -168,8 +173,8 @@ INLINE void side_step(const int type, const int N, const int beyond, int64_t las
             cell[i] = y[tile] + ((c < N - beyond || c < last ? c : last) - GS_TILE_Q * tile);
         }
 #if WIDE
-        if (has_pairs(type)) {
-            add_pairs(type, n, cell, v, of, from, j, acc + first);
+        if (scales_halves_together(type)) {
+            add_halves_of(type, n, cell, v, of, from, j, acc + first);
             continue;
         }
 #endif
