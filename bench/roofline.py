@@ -4,8 +4,8 @@
 
 Limits are measured before each turn, by compiled loops of this benchmark (roofline_limits.c; it needs a C compiler):
 bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once, and its rows of
-the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).  Where other machines
-use the same memory, it is faster in one minute than in the next, so that the limits of a row are the best of its turns.
+the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).  Each turn is compared
+with its own limits: a memory that other machines use, too, is faster in one minute than in the next.
 
 Where time goes is measured by `CpuBackend.node_times` in turns of their own, because that takes time, too.  With the
 extra `peer`, llama.cpp computes the same in turns; so do other builds of it, and its forks, with
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -65,7 +65,7 @@ PARTS = ("products", "attention", "small nodes", "waiting", "host")
 
 
 class Limits(NamedTuple):
-    """Of some threads."""
+    """What a number of threads can do at most."""
 
     bandwidth: float
     """Bytes a second that are read from memory."""
@@ -120,15 +120,19 @@ class Row:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of a batch in each of PARTS."""
 
-    @property
-    def limits(self) -> Limits:
-        """The best of the turns."""
-        return Limits(*map(max, zip(*self.measured, strict=True)))
+    def least_seconds(self, limits: Limits) -> float:
+        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations if self.n_tokens > 1 else 0.0)
 
     @property
-    def least_seconds(self) -> float:
-        limits = self.limits
-        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations if self.n_tokens > 1 else 0.0)
+    def limit(self) -> float:
+        """The least seconds of a batch, the median of the turns."""
+        return median(map(self.least_seconds, self.measured))
+
+    @property
+    def share(self) -> float:
+        """The least seconds by those taken, turn by turn."""
+        return median(self.least_seconds(limits) / taken
+                      for limits, taken in zip(self.measured, self.seconds, strict=True))
 
     def ratio(self, name: str) -> str:
         """The time of another engine by ours, turn by turn."""
@@ -181,6 +185,10 @@ def split(backend: gs.CpuBackend, batch, n: int) -> dict[str, float]:
         found["waiting"] += node.seconds - busy
     found["host"] = total - sum(node.seconds for node in times.nodes)
     return {part: seconds / n for part, seconds in found.items()}
+
+
+def prompt_rounds(rounds: int) -> int:
+    return max(3, rounds // 2)
 
 
 def tokens(n: int) -> list[int]:
@@ -252,7 +260,7 @@ class Bench:
                 model.eval(tokens(PROMPT), last_only=True)
 
             prompt()
-            for _ in range(max(3, self.rounds // 2)):
+            for _ in range(prompt_rounds(self.rounds)):
                 row.measured.append(self.loops.measure())
                 row.seconds.append(timed(prompt, 1))
                 if peer:
@@ -295,10 +303,11 @@ def cells(row: Row) -> list[str]:
 def rows_of(found: dict[tuple, Row], unit: str, others: Sequence[str]) -> list[list[str]]:
     rows = []
     for (title, threads, what), row in found.items():
-        limit, taken = row.least_seconds, median(row.seconds)
+        bandwidth = median(limits.bandwidth for limits in row.measured)
         amount = f"{row.nbytes / 1e6:.0f}" if unit == "MB" else f"{row.operations / 1e9:.0f}"
-        rows.append([title, str(threads), str(what), amount, f"{1e3 * taken:.2f}", f"{row.limits.bandwidth / 1e9:.1f}",
-                     f"{1e3 * limit:.2f}", f"{limit / taken:.2f}", *map(row.ratio, others), *cells(row)])
+        rows.append([title, str(threads), str(what), amount, f"{1e3 * median(row.seconds):.2f}",
+                     f"{bandwidth / 1e9:.1f}", f"{1e3 * row.limit:.2f}", f"{row.share:.2f}",
+                     *map(row.ratio, others), *cells(row)])
     return rows
 
 
@@ -336,18 +345,18 @@ def main() -> None:
 
 def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tuple, Row], rounds: int) -> str:
     measured: dict[int, list[Limits]] = {}
-    for (_, threads, _), row in (decode | batches | prompts).items():
+    for (_, threads, _), row in chain(decode.items(), batches.items(), prompts.items()):
         measured.setdefault(threads, []).extend(row.measured)
 
     def spread(of: Iterable[float]) -> str:
         return " / ".join(f"{value / 1e9:.1f}" for value in np.percentile([*of], (0, 50, 100)))
 
-    limits = markdown(["threads", "read, GB/s: least / median / most", "f32 products and sums, Gop/s"],
+    limits = markdown(["threads", "bandwidth, GB/s: least / median / most", "f32 products and sums, Gop/s: the same"],
                       [[str(threads), *map(spread, zip(*each, strict=True))] for threads, each in measured.items()])
 
     def table(found: dict[tuple, Row], what: str, amount: str, unit: str) -> str:
         others = list(dict.fromkeys(name for row in found.values() for name in row.others))
-        head = ["model", "threads", what, amount, "ms", "read, GB/s", "limit, ms", "share",
+        head = ["model", "threads", what, amount, "ms", "bandwidth, GB/s", "limit, ms", "share",
                 *(f"{name} / ours" for name in others), *(f"{part}, %" for part in PARTS)]
         return markdown(head, rows_of(found, unit, others))
 
@@ -357,15 +366,16 @@ Written by `python bench/roofline.py`: the limits of the machine, measured in th
 token, a prompt and a batch of several sequences reach.
 
 Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; ggml-sched {gs.__version__}.
-Medians of {rounds} turns, prompts half as many.
+Medians of {rounds} turns, of prompts {prompt_rounds(rounds)}.
 
 {limits}
 
 **Share**: the least time that reading the bytes needs (of several tokens also computing, where that takes longer), by
-the time taken.  The bandwidth changes where other machines use the same memory: limits are measured before each turn,
-and those of a row are the best of its own turns.  Percentages are of the time: *products* with weights, *attention*,
-*small nodes* (all others), *waiting* (threads that have no part of a node while others have), *host* (Python, planning,
-and what starts kernels).
+the time taken.  The bandwidth is measured before each turn, with the same number of threads, and each turn is compared
+with its own, because it changes where other machines use the same memory.  Quantised weights are multiplied in
+integers, whose limit is higher than that of f32: of several tokens a share may exceed 1.  Percentages are of the time:
+*products* with weights, *attention*, *small nodes* (all others), *waiting* (threads that have no part of a node while
+others have), *host* (Python, planning, and what starts kernels).
 
 ## Tokens
 
@@ -379,9 +389,7 @@ One token of each sequence in one batch, each after {AFTER} of its own.
 
 ## Prompts
 
-{table(prompts, "tokens", "Gop", "Gop")}
-
-Quantised weights are multiplied in integers, whose limit is higher than that of f32: a share may exceed 1."""
+{table(prompts, "tokens", "Gop", "Gop")}"""
 
 
 if __name__ == "__main__":

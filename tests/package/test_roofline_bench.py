@@ -46,8 +46,13 @@ def test_the_parts_of_a_token_add_up_to_its_time(model):
 @pytest.mark.parametrize(("n_tokens", "operations", "seconds"), [(2, 100, 5), (2, 1000, 10), (1, 1000, 5)])
 def test_the_limit_of_a_batch_is_the_slower_of_reading_and_computing_and_that_of_a_token_is_reading(
         n_tokens, operations, seconds):
-    row = roofline.Row(n_tokens, 50, operations, measured=[roofline.Limits(10.0, 80.0), roofline.Limits(8.0, 100.0)])
-    assert row.least_seconds == seconds
+    row = roofline.Row(n_tokens, 50, operations, measured=[roofline.Limits(10.0, 100.0)], seconds=[20.0])
+    assert row.limit == seconds and row.share == seconds / 20
+
+
+def test_each_turn_is_compared_with_the_bandwidth_of_its_own():
+    row = roofline.Row(1, 60, 0, [*(roofline.Limits(speed, 1.0) for speed in (10, 20, 30))], [12.0, 4.0, 2.5])
+    assert row.limit == 3 and row.share == 0.75
 
 
 def test_the_limits_of_this_machine_can_be_measured(monkeypatch):
@@ -101,7 +106,7 @@ def test_a_program_is_a_name_and_a_command(text):
 
 
 def test_the_best_settings_of_an_engine_count_in_each_turn(program):
-    bench = roofline.Bench("file", type("Limits", (), {"threads": 1}), 1, False,
+    bench = roofline.Bench("file", type("Loops", (), {"threads": 1}), 1, False,
                            [program("a", 3000), program("a", 1000), program("b", 2000)])
     row = roofline.Row(1, 1, 1, seconds=[0.0005])
     bench._time_programs(row, lambda each: each.prompt("file", 1, 1000))
@@ -112,6 +117,7 @@ def test_the_best_settings_of_an_engine_count_in_each_turn(program):
 def test_the_page_has_a_column_for_each_engine():
     measured, parts = [roofline.Limits(10.0, 100.0)], dict.fromkeys(roofline.PARTS, 1.0)
     row = roofline.Row(1, 50, 100, measured, [8.0], {"llama.cpp": [16.0], "other": [12.0]}, parts)
-    batch = roofline.Row(2, 50, 100, measured, [8.0], {}, parts)
-    text = roofline.page({("m", 1, 32): row}, {}, {("m", 1, 2): batch}, 1)
+    batch = roofline.Row(2, 50, 100, [roofline.Limits(4e9, 100.0)], [8.0], {}, parts)
+    text = roofline.page({("m", 1, 2): row}, {}, {("m", 1, 2): batch}, 1)
     assert "| llama.cpp / ours | other / ours |" in text and "| 2.00 | 1.50 |" in text
+    assert "| 1 | 0.0 / 2.0 / 4.0 |" in text            # both rows count, though they have one key
