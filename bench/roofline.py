@@ -5,7 +5,8 @@
 Limits are measured before each turn, by compiled loops of this benchmark (roofline_limits.c; it needs a C compiler):
 bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once, and its rows of
 the cache; the least time for that is its limit (Williams, Waterman, Patterson: Roofline, 2009).  Each turn is compared
-with its own limits: a memory that other machines use, too, is faster in one minute than in the next.
+with its own bandwidth: a memory that other machines use, too, is faster in one minute than in the next.  The rate of
+operations is the best of the run.
 
 Where time goes is measured by `CpuBackend.node_times` in turns of their own, because that takes time, too.  With the
 extra `peer`, llama.cpp computes the same in turns; so do other builds of it, and its forks, with
@@ -120,19 +121,15 @@ class Row:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of a batch in each of PARTS."""
 
-    def least_seconds(self, limits: Limits) -> float:
-        return max(self.nbytes / limits.bandwidth, self.operations / limits.operations if self.n_tokens > 1 else 0.0)
+    def least_seconds(self, rate: float) -> list[float]:
+        """In each turn, with `rate` operations a second: those of reading, or of computing, where that takes longer.
+        For one token reading alone counts."""
+        computing = self.operations / rate if self.n_tokens > 1 else 0.0
+        return [max(self.nbytes / limits.bandwidth, computing) for limits in self.measured]
 
-    @property
-    def limit(self) -> float:
-        """The least seconds of a batch, the median of the turns."""
-        return median(map(self.least_seconds, self.measured))
-
-    @property
-    def share(self) -> float:
+    def share(self, rate: float) -> float:
         """The least seconds by those taken, turn by turn."""
-        return median(self.least_seconds(limits) / taken
-                      for limits, taken in zip(self.measured, self.seconds, strict=True))
+        return median(least / taken for least, taken in zip(self.least_seconds(rate), self.seconds, strict=True))
 
     def ratio(self, name: str) -> str:
         """The time of another engine by ours, turn by turn."""
@@ -300,14 +297,14 @@ def cells(row: Row) -> list[str]:
     return [f"{100 * row.parts[part] / total:.0f}" for part in PARTS]
 
 
-def rows_of(found: dict[tuple, Row], unit: str, others: Sequence[str]) -> list[list[str]]:
+def rows_of(found: dict[tuple, Row], rates: dict[int, float], unit: str, others: Sequence[str]) -> list[list[str]]:
     rows = []
     for (title, threads, what), row in found.items():
         bandwidth = median(limits.bandwidth for limits in row.measured)
         amount = f"{row.nbytes / 1e6:.0f}" if unit == "MB" else f"{row.operations / 1e9:.0f}"
         rows.append([title, str(threads), str(what), amount, f"{1e3 * median(row.seconds):.2f}",
-                     f"{bandwidth / 1e9:.1f}", f"{1e3 * row.limit:.2f}", f"{row.share:.2f}",
-                     *map(row.ratio, others), *cells(row)])
+                     f"{bandwidth / 1e9:.1f}", f"{1e3 * median(row.least_seconds(rates[threads])):.2f}",
+                     f"{row.share(rates[threads]):.2f}", *map(row.ratio, others), *cells(row)])
     return rows
 
 
@@ -347,6 +344,7 @@ def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tupl
     measured: dict[int, list[Limits]] = {}
     for (_, threads, _), row in chain(decode.items(), batches.items(), prompts.items()):
         measured.setdefault(threads, []).extend(row.measured)
+    rates = {threads: max(limits.operations for limits in each) for threads, each in measured.items()}
 
     def spread(of: Iterable[float]) -> str:
         return " / ".join(f"{value / 1e9:.1f}" for value in np.percentile([*of], (0, 50, 100)))
@@ -358,7 +356,7 @@ def page(decode: dict[tuple, Row], prompts: dict[tuple, Row], batches: dict[tupl
         others = list(dict.fromkeys(name for row in found.values() for name in row.others))
         head = ["model", "threads", what, amount, "ms", "bandwidth, GB/s", "limit, ms", "share",
                 *(f"{name} / ours" for name in others), *(f"{part}, %" for part in PARTS)]
-        return markdown(head, rows_of(found, unit, others))
+        return markdown(head, rows_of(found, rates, unit, others))
 
     return f"""# The limits of the CPU
 
@@ -372,10 +370,10 @@ Medians of {rounds} turns, of prompts {prompt_rounds(rounds)}.
 
 **Share**: the least time that reading the bytes needs (of several tokens also computing, where that takes longer), by
 the time taken.  The bandwidth is measured before each turn, with the same number of threads, and each turn is compared
-with its own, because it changes where other machines use the same memory.  Quantised weights are multiplied in
-integers, whose limit is higher than that of f32: of several tokens a share may exceed 1.  Percentages are of the time:
-*products* with weights, *attention*, *small nodes* (all others), *waiting* (threads that have no part of a node while
-others have), *host* (Python, planning, and what starts kernels).
+with its own, because it changes where other machines use the same memory; the rate of products and sums is the best of
+the run.  Quantised weights are multiplied in integers, whose limit is higher than that of f32: of several tokens a
+share may exceed 1.  Percentages are of the time: *products* with weights, *attention*, *small nodes* (all others),
+*waiting* (threads that have no part of a node while others have), *host* (Python, planning, and what starts kernels).
 
 ## Tokens
 

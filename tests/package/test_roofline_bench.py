@@ -46,13 +46,13 @@ def test_the_parts_of_a_token_add_up_to_its_time(model):
 @pytest.mark.parametrize(("n_tokens", "operations", "seconds"), [(2, 100, 5), (2, 1000, 10), (1, 1000, 5)])
 def test_the_limit_of_a_batch_is_the_slower_of_reading_and_computing_and_that_of_a_token_is_reading(
         n_tokens, operations, seconds):
-    row = roofline.Row(n_tokens, 50, operations, measured=[roofline.Limits(10.0, 100.0)], seconds=[20.0])
-    assert row.limit == seconds and row.share == seconds / 20
+    row = roofline.Row(n_tokens, 50, operations, measured=[roofline.Limits(10.0, 1.0)], seconds=[20.0])
+    assert row.least_seconds(100.0) == [seconds] and row.share(100.0) == seconds / 20
 
 
 def test_each_turn_is_compared_with_the_bandwidth_of_its_own():
     row = roofline.Row(1, 60, 0, [*(roofline.Limits(speed, 1.0) for speed in (10, 20, 30))], [12.0, 4.0, 2.5])
-    assert row.limit == 3 and row.share == 0.75
+    assert row.least_seconds(1.0) == [6, 3, 2] and row.share(1.0) == 0.75
 
 
 def test_the_limits_of_this_machine_can_be_measured(monkeypatch):
