@@ -296,7 +296,6 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
         /* Four keys at a time.  The dot product of a masked key among them is computed, too, which is cheaper than a
          * branch; finish_scores replaces the masked key's score. */
         const char *k = row_of(f->k, (where){first, head_kv, batch});
-        int64_t next = f->k->layout.nb[1];
         const reading keys = reading_of(f->k, k, n, f->d, f->v, v0);
         for (; key + 4 <= n; key += 4) {
             if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
@@ -307,7 +306,7 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             }
             const uint16_t *rows[4];
             for (int i = 0; i < 4; i++) {
-                rows[i] = (const uint16_t *)(k + key_of(index, key + i) * next);
+                rows[i] = (const uint16_t *)(k + key_of(index, key + i) * keys.stride);
                 if (index == NULL)
                     prefetch_rows(&keys, key + i, 2 * f->d);
             }

@@ -149,9 +149,9 @@ INLINE __m256i first_sum(const int type, const gs_cell_q *cell, const int half) 
 }
 
 /* The sums of products of the levels of a half of 32 elements, or of all, with a column. */
-INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const int left,
-                 const __m256i *v, __m256i *dot) {
-    (void)n, (void)left;
+INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const __m256i *v,
+                 __m256i *dot) {
+    (void)n;
     const int8_t *q = cell[0]->q + 16 * half;
     dot[0] = first_sum(type, cell[0], half);
     if (VNNI || is_signed(type)) {

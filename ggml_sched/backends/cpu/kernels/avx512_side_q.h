@@ -167,12 +167,10 @@ INLINE __m512i first_sum(const int type, const gs_cell_q *cell, const int half) 
     return _mm512_set1_epi32(halves_of(type) == 1 ? cell->both : half ? cell->high : cell->low);
 }
 
-/* The sums of products of the levels of a half of 32 elements, or of all, with n columns; `left`: by how many bits the
- * levels are shifted.  Each sum waits for the one before, so that the columns' are computed in turns. */
-INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const int left,
-                 const __m512i *v, __m512i *dot) {
-    UNROLL for (int c = 0; c < n; c++)
-        dot[c] = _mm512_slli_epi32(first_sum(type, cell[c], half), left);
+/* Adds the products of the levels of a half of 32 elements, or of all, with n columns to dot.  Each sum waits for the
+ * one before, so that the columns' are computed in turns. */
+INLINE void add_dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const __m512i *v,
+                     __m512i *dot) {
     UNROLL for (int i = 0; i < LEVELS / halves_of(type); i++) {
         UNROLL for (int c = 0; c < n; c++)
             dot[c] = _mm512_dpbusd_epi32(dot[c], v[i],
@@ -180,21 +178,32 @@ INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, cons
     }
 }
 
+/* The sums of products of the levels of a half of 32 elements, or of all, with n columns. */
+INLINE void dots(const int type, const int n, const gs_cell_q *const *cell, const int half, const __m512i *v,
+                 __m512i *dot) {
+    UNROLL for (int c = 0; c < n; c++)
+        dot[c] = first_sum(type, cell[c], half);
+    add_dots(type, n, cell, half, v, dot);
+}
+
 /* Adds the products of step first + j of the rows' blocks with n columns to acc: the sums of both halves, 16 bits each,
  * are multiplied with their scales at once (scales_halves_together). */
 INLINE void add_halves_of(const int type, const int n, const gs_cell_q *const *cell, const __m512i *v,
-                      const side_scales *of, int64_t first, const int j, __m512 *acc) {
+                          const side_scales *of, int64_t first, const int j, __m512 *acc) {
     const int left = left_of(type, j), at = j % 2 * 2;
     const int two = 0x01800080 + at * 0x01000100;       /* both bytes of a lane, each as the upper one of a word */
     __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(two, two + 0x04000400, two + 0x08000800, two + 0x0c000c00));
-    __m512i scale = _mm512_shuffle_epi8(of->scale[first / 2 + j / 2], place), least, low[TOGETHER], high[TOGETHER];
+    __m512i scale = _mm512_shuffle_epi8(of->scale[first / 2 + j / 2], place), least, dot[2][TOGETHER];
     __m512 d = left > 0 ? _mm512_mul_ps(of->d, _mm512_set1_ps(1.0f / (1 << left))) : of->d;
     if (has_min(type))
         least = _mm512_shuffle_epi8(of->least[first / 2 + j / 2], place);
-    dots(type, n, cell, 0, left, v, low);
-    dots(type, n, cell, 1, left, v + LEVELS / 2, high);
+    UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL for (int c = 0; c < n; c++)
+            dot[h][c] = _mm512_slli_epi32(first_sum(type, cell[c], h), left);
+        add_dots(type, n, cell, h, v + LEVELS / 2 * h, dot[h]);
+    }
     UNROLL for (int c = 0; c < n; c++) {
-        __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, low[c], _mm512_slli_epi32(high[c], 16));
+        __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, dot[0][c], _mm512_slli_epi32(dot[1][c], 16));
         __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_madd_epi16(both, scale)), d);
         if (has_min(type)) {
             __m512i sums = _mm512_madd_epi16(least, _mm512_set1_epi32(cell[c]->both));

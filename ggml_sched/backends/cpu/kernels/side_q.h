@@ -180,7 +180,7 @@ INLINE void side_step(const int type, const int N, const int beyond, int64_t las
 #endif
         UNROLL for (int h = 0; h < halves; h++) {
             ivec dot[TOGETHER];
-            dots(type, n, cell, h, 0, v + LEVELS / 2 * h, dot);
+            dots(type, n, cell, h, v + LEVELS / 2 * h, dot);
             UNROLL for (int i = 0; i < n; i++) {
                 vec *sum = &acc[first + i];
                 *sum = VEC_FMA(VEC_OF_INT(dot[i]), VEC_MUL(s[h], VEC_SET1(cell[i]->d)), *sum);
