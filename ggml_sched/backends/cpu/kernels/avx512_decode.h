@@ -15,21 +15,62 @@ INLINE __m512i wide_bytes(int value) {
     return _mm512_set1_epi8((char)value);
 }
 
-/* The words (16 bits) in which the scales of eight blocks lie; where the type has minima, then their words. */
-INLINE __m256i scale_words(const int type, const uint8_t *p) {
-    const int size = bytes_of(type), each = 3 * size + 4 <= 64 ? 4 : 3;     /* blocks whose scales a vector holds */
-    __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + each * size);
-    /* The place of a block's word; from 32 on in b. */
-#define PLACE(j) (short)(j / each % 2 * 32 + j % each * size / 2)
-    __m256i at = _mm256_setr_epi16(PLACE(0), PLACE(1), PLACE(2), PLACE(3), PLACE(4), PLACE(5), PLACE(6), PLACE(7),
-                                   PLACE(0) + 1, PLACE(1) + 1, PLACE(2) + 1, PLACE(3) + 1, PLACE(4) + 1, PLACE(5) + 1,
-                                   PLACE(6) + 1, PLACE(7) + 1);
+/* -- eight blocks of 32 elements, by words of 16 bits -------------------------------------------------------------- */
+
+/* Whether all of a type's blocks begin with, and their nibbles lie at, whole words. */
+INLINE int has_words(const int type) {
+    return type == GS_TYPE_Q4_0 || type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1
+        || type == GS_TYPE_IQ4_NL;
+}
+
+/* The words of eight blocks: those from byte 0 on, from byte 64 on, and the last 32. */
+typedef struct gs_words {
+    __m512i first, second, last;
+} gs_words;
+
+/* Reads eight blocks once.  Each load crosses a cache line and takes two turns of the unit that loads; without the
+ * barrier compilers repeat it for each permutation. */
+INLINE gs_words words_from(const uint8_t *p, const int size) {
+    gs_words of = {_mm512_loadu_si512(p), _mm512_loadu_si512(p + 64), _mm512_loadu_si512(p + 8 * size - 64)};
+    __asm__("" : "+v"(of.first), "+v"(of.second), "+v"(of.last));
+    return of;
+}
+
+#define OF_32(F) _mm512_set_epi16(F(31), F(30), F(29), F(28), F(27), F(26), F(25), F(24), F(23), F(22), F(21), F(20), \
+                                  F(19), F(18), F(17), F(16), F(15), F(14), F(13), F(12), F(11), F(10), F(9), F(8), \
+                                  F(7), F(6), F(5), F(4), F(3), F(2), F(1), F(0))
+
+/* The nibbles of blocks 4 i to 4 i + 3: 16 bytes of each. */
+INLINE __m512i nibbles_of_four(const int type, const gs_words *of, const int i) {
+    const int size = bytes_of(type), begin = 64 * i, next = i ? 8 * size - 64 : 64; /* bytes where two vectors begin */
+#define BYTE(k) ((4 * i + (k) / 8) * size + size - 16 + (k) % 8 * 2)
+#define PLACE(k) (short)(BYTE(k) < begin + 64 ? (BYTE(k) - begin) / 2 : 32 + (BYTE(k) - next) / 2)
+    return i ? _mm512_permutex2var_epi16(of->second, OF_32(PLACE), of->last)
+             : _mm512_permutex2var_epi16(of->first, OF_32(PLACE), of->second);
 #undef PLACE
-    __m512i words = _mm512_permutex2var_epi16(a, _mm512_castsi256_si512(at), b);
-    if (each == 3)
-        words = _mm512_mask_permutexvar_epi16(words, 0xc0c0, _mm512_castsi256_si512(at),
-                                              _mm512_maskz_loadu_epi8(((uint64_t)1 << 2 * size) - 1, p + 6 * size));
-    return _mm512_castsi512_si256(words);
+#undef BYTE
+}
+
+/* The byte of eight blocks at which a word beside the nibbles lies: 8 scales, 8 minima, and where levels have fifth bits
+ * those of the first 16 elements of four blocks, of their others, and so for the other blocks. */
+INLINE int byte_beside(const int type, const int k) {
+    const int size = bytes_of(type), fifths = has_min(type) ? 4 : 2;
+    return k < 8 ? k * size : k < 16 ? (k - 8) * size + (has_min(type) ? 2 : 0)
+        : (k % 4 + (k - 16) / 8 * 4) * size + fifths + k / 4 % 2 * 2;
+}
+
+INLINE __m512i words_beside(const int type, const gs_words *of) {
+    const int size = bytes_of(type);
+#define BYTE(k) byte_beside(type, k)
+#define PLACE(k) (short)((BYTE(k) < 128 ? BYTE(k) : BYTE(k) - (8 * size - 64)) / 2)
+    const __m512i at = OF_32(PLACE);
+    const __m512i words = _mm512_permutex2var_epi16(of->first, at, of->second);
+    __mmask32 beyond = 0;
+    for (int k = 0; k < 32; k++)
+        beyond |= (__mmask32)(BYTE(k) >= 128) << k;
+    return size == 18 ? words : _mm512_mask_permutexvar_epi16(words, beyond, at, of->last);
+#undef PLACE
+#undef BYTE
 }
 
 /* Each 16-bit lane shifted right: those of the lower half of v by a bits, those of the upper by b. */
@@ -46,12 +87,6 @@ INLINE __m512i wide_levels(__m512i places, const int8_t *table, const int offset
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), places);
 }
 
-/* The 16 bits at `from` of each block, those of the first block lowest. */
-INLINE __mmask64 bits_of_four(const uint8_t *const *block, const int from) {
-    return gs_load_u16(block[0] + from) | (uint64_t)gs_load_u16(block[1] + from) << 16
-           | (uint64_t)gs_load_u16(block[2] + from) << 32 | (uint64_t)gs_load_u16(block[3] + from) << 48;
-}
-
 /* The levels of 64 bytes: those in the lower four bits, and the others. */
 INLINE void lanes_of_nibbles(const int type, __m512i v, __m512i *low, __m512i *high) {
     *low = _mm512_and_si512(v, wide_bytes(15));
@@ -63,18 +98,17 @@ INLINE void lanes_of_nibbles(const int type, __m512i v, __m512i *low, __m512i *h
     }
 }
 
-/* The levels of four blocks of a type with halved strips: of the first 16 elements of each block, and of the others. */
-INLINE void lanes_of_four(const int type, const uint8_t *const *block, __m512i *low, __m512i *high) {
-    const int from = bytes_of(type) - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(block[0] + from)));
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[1] + from)), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[2] + from)), 2);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(block[3] + from)), 3);
-    lanes_of_nibbles(type, v, low, high);
-    if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
-        *low = _mm512_or_si512(*low, _mm512_maskz_mov_epi8(bits_of_four(block, fifths), wide_bytes(16)));
-        *high = _mm512_or_si512(*high, _mm512_maskz_mov_epi8(bits_of_four(block, fifths + 2), wide_bytes(16)));
-    }
+/* The nibbles of four blocks of MXFP4. */
+INLINE __m512i nibbles_of_mxfp4(const uint8_t *p) {
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(p + 1)));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 18)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 35)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 52)), 3);
+}
+
+/* Adds the fifth bit: 16 where a bit is set. */
+INLINE __m512i with_fifths(__m512i v, __mmask64 bits) {
+    return _mm512_mask_add_epi8(v, bits, v, wide_bytes(16));
 }
 
 /* The levels of steps j and j + 1 of the eight that begin at p, of Q6_K and Q8_0. */

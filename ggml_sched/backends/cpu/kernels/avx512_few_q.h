@@ -14,14 +14,18 @@ INLINE __m512 upper_half(__m512 v) {
 
 /* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
  * sums are multiplied: the minima of types that have them; else the scales. */
+INLINE __m512 scales_beside(const int type, __m512i words, __m512 *times) {
+    __m256i v = _mm512_castsi512_si256(words);
+    __m512 s = widened(_mm256_cvtph_ps(_mm256_castsi256_si128(v)));
+    *times = has_min(type) ? widened(_mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))) : s;
+    return s;
+}
+
+/* The same, of other types. */
 INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
     __m512 s;
     __m512i v;
     switch (type) {
-    case GS_TYPE_Q4_0: case GS_TYPE_Q4_1: case GS_TYPE_Q5_0: case GS_TYPE_Q5_1: case GS_TYPE_IQ4_NL:
-        s = _mm512_cvtph_ps(scale_words(type, p));
-        *times = has_min(type) ? upper_half(s) : s;
-        return s;
     case GS_TYPE_MXFP4: return *times = widened(eight_powers(p));
     case GS_TYPE_Q6_K:
         v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p + 192)));
@@ -49,32 +53,42 @@ INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_st
 }
 
 /* The same for strips in halves: 128 elements are scaled together, not 64. */
-INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                       const __m512 *scaled, vec acc[][2]) {
-    UNROLL for (int j = 0; j < 8; j += 4) {
-        const uint8_t *block[4];
+INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_words *words, const uint64_t *fifths,
+                       const gs_strip *const y[], int64_t at, const __m512 *scaled, vec acc[][2]) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        const int j = 4 * i;
         __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
                                                      j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
-        if (units_of(type) == 8) {
-            lanes_of_nibbles(type, _mm512_loadu_si512(p + 8 + 16 * j), &low, &high);
-        } else {
-            UNROLL for (int i = 0; i < 4; i++)
-                block[i] = p + (j + i) * bytes_of(type);
-            lanes_of_four(type, block, &low, &high);
+        lanes_of_nibbles(type, has_words(type) ? nibbles_of_four(type, words, i)
+                         : type == GS_TYPE_MXFP4 ? nibbles_of_mxfp4(p + 68 * i) : _mm512_loadu_si512(p + 8 + 64 * i),
+                         &low, &high);
+        if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
+            low = with_fifths(low, fifths[2 * i]);
+            high = with_fifths(high, fifths[2 * i + 1]);
         }
         UNROLL for (int c = 0; c < N; c++) {
-            const int8_t *q = y[c][at].q + 32 * j;
+            const int8_t *q = y[c][at].q + 128 * i;
             __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(q));
             dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(q + 64));
-            acc[c][j / 4] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]),
-                                            acc[c][j / 4]);
+            acc[c][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), acc[c][i]);
         }
     }
 }
 
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
-    __m512 times, s = strip_scales(type, p, &times), scaled[GS_FEW_Q];
+    __m512 times, s, scaled[GS_FEW_Q];
+    gs_words words;
+    uint64_t fifths[4];
+    if (has_words(type)) {
+        words = words_from(p, bytes_of(type));
+        __m512i beside = words_beside(type, &words);
+        s = scales_beside(type, beside, &times);
+        if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1)
+            _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(beside, 1));
+    } else {
+        s = strip_scales(type, p, &times);
+    }
     UNROLL for (int c = 0; c < N; c++) {
         const gs_strip *strip = y[c] + at;
         scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
@@ -84,7 +98,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
                                      _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
     }
     if (has_halved_strips(type))
-        add_halved(type, N, p, y, at, scaled, acc);
+        add_halved(type, N, p, &words, fifths, y, at, scaled, acc);
     else
         add_whole(type, N, p, y, at, scaled, acc);
 }
