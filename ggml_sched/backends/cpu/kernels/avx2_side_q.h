@@ -22,6 +22,12 @@ INLINE void gather(const side_rows *p, const int64_t at, __m256i v[2]) {
     v[1] = _mm256_unpackhi_epi64(even, odd);
 }
 
+/* 32 bytes of each row, those from `at` on. */
+INLINE void gather_32(const side_rows *p, const int64_t at, __m256i v[LEVELS]) {
+    gather(p, at, v);
+    gather(p, at + 16, v + LEVELS / 2);
+}
+
 /* The 32 bits at `at` of each row. */
 INLINE __m128i words_at(const side_rows *p, const int at) {
 #define ROW(r) _mm_cvtsi32_si128((int)gs_load_u32(byte_of(p, r, at)))

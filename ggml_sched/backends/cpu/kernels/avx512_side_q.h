@@ -23,6 +23,26 @@ INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
     v[3] = _mm512_unpackhi_epi64(b, d);
 }
 
+/* The same of 32 bytes.  Rows of 32 bytes need fewer loads and inserts than two of 16. */
+INLINE void gather_32(const side_rows *p, const int64_t at, __m512i v[8]) {
+    __m512i part[2][4];         /* of rows 0 .. 7 and 8 .. 15: dwords i, and in every other lane of 128 bits i + 4 */
+    UNROLL for (int half = 0; half < 2; half++) {
+        __m512i rows[4];        /* rows i and i + 4 */
+        UNROLL for (int i = 0; i < 4; i++)
+            rows[i] = two(byte_of(p, 8 * half + i, at), byte_of(p, 8 * half + i + 4, at));
+        __m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]), b = _mm512_unpackhi_epi32(rows[0], rows[1]);
+        __m512i c = _mm512_unpacklo_epi32(rows[2], rows[3]), d = _mm512_unpackhi_epi32(rows[2], rows[3]);
+        part[half][0] = _mm512_unpacklo_epi64(a, c);
+        part[half][1] = _mm512_unpackhi_epi64(a, c);
+        part[half][2] = _mm512_unpacklo_epi64(b, d);
+        part[half][3] = _mm512_unpackhi_epi64(b, d);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        v[i] = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
+        v[i + 4] = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0xdd);
+    }
+}
+
 /* The 32 bits at `at` of each row; 16 bytes from there on are read. */
 INLINE __m512i words_at(const side_rows *p, const int at) {
     __m512i v[4];

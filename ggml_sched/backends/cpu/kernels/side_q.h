@@ -62,12 +62,6 @@ INLINE int has_bits_of_steps(const int type) {
     return type == GS_TYPE_Q3_K || type == GS_TYPE_Q5_K;
 }
 
-/* 32 bytes of each row, those from `at` on. */
-INLINE void gather_32(const side_rows *p, const int64_t at, ivec v[LEVELS]) {
-    gather(p, at, v);
-    gather(p, at + 16, v + LEVELS / 2);
-}
-
 /* The levels of step first + j of the rows' blocks, in the order of elements; `first` is a multiple of
  * straight_steps(type).  `bits`: the bytes with one bit of each step (has_bits_of_steps), shifted so
  * that the lowest is that of step `first`. */
