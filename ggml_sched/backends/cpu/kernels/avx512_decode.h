@@ -2,6 +2,14 @@
  *
  * Included by x86_decode.h.
  */
+/* 64 bytes in a register.  Such a load mostly crosses a cache line and takes two turns of the unit that loads, and
+ * compilers would repeat it for each use. */
+INLINE __m512i read_once(const void *at) {
+    __m512i v = _mm512_loadu_si512(at);
+    __asm__("" : "+v"(v));
+    return v;
+}
+
 /* A vector of two loads of 32 bytes: from a in the lower half, from b in the upper. */
 INLINE __m512i two(const void *a, const void *b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(a)), load32(b), 1);
@@ -28,12 +36,8 @@ typedef struct gs_words {
     __m512i first, second, last;
 } gs_words;
 
-/* Reads eight blocks once.  Each load crosses a cache line and takes two turns of the unit that loads; without the
- * barrier compilers repeat it for each permutation. */
 INLINE gs_words words_from(const uint8_t *p, const int size) {
-    gs_words of = {_mm512_loadu_si512(p), _mm512_loadu_si512(p + 64), _mm512_loadu_si512(p + 8 * size - 64)};
-    __asm__("" : "+v"(of.first), "+v"(of.second), "+v"(of.last));
-    return of;
+    return (gs_words){read_once(p), read_once(p + 64), read_once(p + 8 * size - 64)};
 }
 
 #define OF_32(F) _mm512_set_epi16(F(31), F(30), F(29), F(28), F(27), F(26), F(25), F(24), F(23), F(22), F(21), F(20), \
@@ -51,8 +55,8 @@ INLINE __m512i nibbles_of_four(const int type, const gs_words *of, const int i) 
 #undef BYTE
 }
 
-/* The byte of eight blocks at which a word beside the nibbles lies: 8 scales, 8 minima, and where levels have fifth bits
- * those of the first 16 elements of four blocks, of their others, and so for the other blocks. */
+/* The byte of eight blocks at which a word beside the nibbles lies: 8 scales, 8 minima, and where levels have fifth
+ * bits those of the first 16 elements of four blocks, of their others, and so for the other blocks. */
 INLINE int byte_beside(const int type, const int k) {
     const int size = bytes_of(type), fifths = has_min(type) ? 4 : 2;
     return k < 8 ? k * size : k < 16 ? (k - 8) * size + (has_min(type) ? 2 : 0)
@@ -98,12 +102,12 @@ INLINE void lanes_of_nibbles(const int type, __m512i v, __m512i *low, __m512i *h
     }
 }
 
-/* The nibbles of four blocks of MXFP4. */
+/* The nibbles of four blocks of MXFP4, of which every other one lies at whole words. */
 INLINE __m512i nibbles_of_mxfp4(const uint8_t *p) {
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(p + 1)));
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 18)), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 35)), 2);
-    return _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(p + 52)), 3);
+    const int begin[4] = {0, 32 + 7, 17, 32 + 24};      /* the first word of each block; from 32 on, of load two */
+#define PLACE(k) (short)(begin[(k) / 8] + (k) % 8)
+    return _mm512_permutex2var_epi16(read_once(p + 1), OF_32(PLACE), read_once(p + 4));
+#undef PLACE
 }
 
 /* Adds the fifth bit: 16 where a bit is set. */
@@ -115,7 +119,7 @@ INLINE __m512i with_fifths(__m512i v, __mmask64 bits) {
 INLINE __m512i lanes_of_two(const int type, const uint8_t *p, const int j) {
     if (type == GS_TYPE_Q8_0)
         return _mm512_xor_si512(two(p + j * 34 + 2, p + (j + 1) * 34 + 2), wide_bytes(128));
-    __m512i v = _mm512_loadu_si512(p + j / 4 * 64), high = twice(p + 128 + j / 4 * 32);
+    __m512i v = read_once(p + j / 4 * 64), high = twice(p + 128 + j / 4 * 32);
     v = _mm512_and_si512(j % 4 ? _mm512_srli_epi16(v, 4) : v, wide_bytes(15));
     high = j % 4 ? right_by(high, 0, 2) : left_by(high, 4, 2);
     return _mm512_or_si512(v, _mm512_and_si512(high, wide_bytes(48)));

@@ -52,16 +52,21 @@ INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_st
     }
 }
 
-/* The same for strips in halves: 128 elements are scaled together, not 64. */
+/* The nibbles of steps 4 i to 4 i + 3 of a strip in halves. */
+INLINE __m512i strip_nibbles(const int type, const uint8_t *p, const gs_words *words, const int i) {
+    if (has_words(type))
+        return nibbles_of_four(type, words, i);
+    return type == GS_TYPE_MXFP4 ? nibbles_of_mxfp4(p + 68 * i) : read_once(p + 8 + 64 * i);
+}
+
+/* add_whole for strips in halves: 128 elements are scaled together, not 64. */
 INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_words *words, const uint64_t *fifths,
                        const gs_strip *const y[], int64_t at, const __m512 *scaled, vec acc[][2]) {
     UNROLL for (int i = 0; i < 2; i++) {
         const int j = 4 * i;
         __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
                                                      j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
-        lanes_of_nibbles(type, has_words(type) ? nibbles_of_four(type, words, i)
-                         : type == GS_TYPE_MXFP4 ? nibbles_of_mxfp4(p + 68 * i) : _mm512_loadu_si512(p + 8 + 64 * i),
-                         &low, &high);
+        lanes_of_nibbles(type, strip_nibbles(type, p, words, i), &low, &high);
         if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
             low = with_fifths(low, fifths[2 * i]);
             high = with_fifths(high, fifths[2 * i + 1]);

@@ -6,9 +6,9 @@
  */
 /* 2^(e - 128), the scales of MXFP4; below e = 2 a subnormal number. */
 INLINE __m256 powers(__m256i e) {
-    __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-    __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-    return _mm256_castsi256_ps(_mm256_blendv_epi8(bits, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+    __m256i bits = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);        /* negative if e = 0 */
+    __m256i least = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), _mm256_min_epi32(e, _mm256_set1_epi32(2)));
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, least));
 }
 
 /* The scales (f16) with which eight blocks begin.  Blends, unlike inserts, need no unit that shuffles. */
