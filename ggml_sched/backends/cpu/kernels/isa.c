@@ -7,7 +7,7 @@
  */
 #include "call.h"
 
-#include <stdatomic.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,49 +68,46 @@ static int is_amd(void) {
 }
 #endif
 
-typedef struct processor {
+static struct {
     enum gs_isa best;
     int has_avxvnni;            /* processors with AVX-512 need not have it */
     int reads_ahead;            /* see gs_reads_ahead */
-} processor;
+} here;                         /* filled by query */
 
-static processor query(void) {
+static void query(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
-    int avxvnni = has_avxvnni();
+    here.best = GS_ISA_PORTABLE;
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()))
-        return (processor){GS_ISA_PORTABLE, 0, 0};
+        return;
+    here.has_avxvnni = has_avxvnni();
+    here.best = here.has_avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
-        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return (processor){GS_ISA_AVX512, avxvnni, is_amd()};
-    return (processor){avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2, avxvnni, 0};
+        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+        here.best = GS_ISA_AVX512;
+        here.reads_ahead = is_amd();
+    }
 #elif defined(__aarch64__) && defined(__GNUC__)
-    return (processor){has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON, 0, 0};
+    here.best = has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
 #else
-    return (processor){GS_ISA_PORTABLE, 0, 0};
+    here.best = GS_ISA_PORTABLE;
 #endif
 }
 
-/* The answer of `query`, which threads may ask for at the same time. */
-static processor here(void) {
-    static _Atomic int kept;    /* 0: not queried; else 1 + 4 * best + 2 * has_avxvnni + reads_ahead */
-    int found = atomic_load_explicit(&kept, memory_order_relaxed);
-    if (found == 0) {
-        processor p = query();
-        found = 1 + 4 * (int)p.best + 2 * p.has_avxvnni + p.reads_ahead;
-        atomic_store_explicit(&kept, found, memory_order_relaxed);
-    }
-    return (processor){(enum gs_isa)((found - 1) / 4), (found - 1) / 2 % 2, (found - 1) % 2};
+static void query_once(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, query);
 }
 
 int gs_reads_ahead(void) {
-    return here().reads_ahead;
+    query_once();
+    return here.reads_ahead;
 }
 
 int gs_isa(void) {
-    processor p = here();
+    query_once();
     const char *cap = getenv("GGML_SCHED_ISA");
-    for (size_t i = 0; cap != NULL && known[i].isa != p.best; i++)
+    for (size_t i = 0; cap != NULL && known[i].isa != here.best; i++)
         if (strcmp(cap, known[i].name) == 0)
-            return known[i].isa == GS_ISA_AVXVNNI && !p.has_avxvnni ? GS_ISA_AVX2 : known[i].isa;
-    return p.best;
+            return known[i].isa == GS_ISA_AVXVNNI && !here.has_avxvnni ? GS_ISA_AVX2 : known[i].isa;
+    return here.best;
 }
