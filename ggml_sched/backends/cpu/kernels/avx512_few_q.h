@@ -8,22 +8,17 @@ INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);
 }
 
-INLINE __m512 upper_half(__m512 v) {
-    return widened(_mm512_extractf32x8_ps(v, 1));
-}
-
-/* The scales of eight steps (32 elements each): 8 in the lower half of a vector, or 16.  `times`: by what the strip's
- * sums are multiplied: the minima of types that have them; else the scales. */
-INLINE __m512 scales_beside(const int type, __m512i words, __m512 *times) {
+/* The scales of eight blocks that are read as words, from header_words, in the lower half of a vector.  `times`: by
+ * what the strip's sums are multiplied: the minima of types that have them; else the scales. */
+INLINE __m512 scales_of_header(const int type, __m512i words, __m512 *times) {
     __m256i v = _mm512_castsi512_si256(words);
     __m512 s = widened(_mm256_cvtph_ps(_mm256_castsi256_si128(v)));
     *times = has_min(type) ? widened(_mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))) : s;
     return s;
 }
 
-/* The same, of other types. */
+/* The same for eight steps (32 elements each) of other types; of Q6_K 16 scales. */
 INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
-    __m512 s;
     __m512i v;
     switch (type) {
     case GS_TYPE_MXFP4: return *times = widened(eight_powers(p));
@@ -31,7 +26,7 @@ INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
         v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p + 192)));
         return *times = _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(half(p + 208)));
     case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p));
-    default: return *times = widened(eight_floats(p, 34));
+    default: return *times = widened(eight_floats(p, bytes_of(type)));
     }
 }
 
@@ -53,14 +48,14 @@ INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_st
 }
 
 /* The nibbles of steps 4 i to 4 i + 3 of a strip in halves. */
-INLINE __m512i strip_nibbles(const int type, const uint8_t *p, const gs_words *words, const int i) {
-    if (has_words(type))
+INLINE __m512i strip_nibbles(const int type, const uint8_t *p, const block_words *words, const int i) {
+    if (reads_words(type))
         return nibbles_of_four(type, words, i);
-    return type == GS_TYPE_MXFP4 ? nibbles_of_mxfp4(p + 68 * i) : read_once(p + 8 + 64 * i);
+    return type == GS_TYPE_MXFP4 ? nibbles_of_mxfp4(p + 4 * i * bytes_of(type)) : read_once(p + 8 + 64 * i);
 }
 
 /* add_whole for strips in halves: 128 elements are scaled together, not 64. */
-INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_words *words, const uint64_t *fifths,
+INLINE void add_halved(const int type, const int N, const uint8_t *p, const block_words *words, const uint64_t *fifths,
                        const gs_strip *const y[], int64_t at, const __m512 *scaled, vec acc[][2]) {
     UNROLL for (int i = 0; i < 2; i++) {
         const int j = 4 * i;
@@ -83,14 +78,14 @@ INLINE void add_halved(const int type, const int N, const uint8_t *p, const gs_w
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
     __m512 times, s, scaled[GS_FEW_Q];
-    gs_words words;
+    block_words words;
     uint64_t fifths[4];
-    if (has_words(type)) {
+    if (reads_words(type)) {
         words = words_from(p, bytes_of(type));
-        __m512i beside = words_beside(type, &words);
-        s = scales_beside(type, beside, &times);
+        __m512i header = header_words(type, &words);
+        s = scales_of_header(type, header, &times);
         if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1)
-            _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(beside, 1));
+            _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(header, 1));
     } else {
         s = strip_scales(type, p, &times);
     }
@@ -99,7 +94,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
         scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
             : widened(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
         UNROLL for (int h = 0; h < halves_of(type); h++)
-            low[c] = _mm256_fmadd_ps(_mm512_castps512_ps256(h ? upper_half(times) : times),
+            low[c] = _mm256_fmadd_ps(h ? _mm512_extractf32x8_ps(times, 1) : _mm512_castps512_ps256(times),
                                      _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
     }
     if (has_halved_strips(type))

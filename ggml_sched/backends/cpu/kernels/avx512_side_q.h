@@ -6,6 +6,16 @@
 #define LEVELS 8                /* vectors with 32 elements of each row: four each */
 #define TOGETHER 4              /* columns                                         */
 
+/* In each lane of 128 bits: dwords 0 of the four rows, then dwords 1, and so on. */
+INLINE void transpose_dwords(const __m512i rows[4], __m512i v[4]) {
+    __m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]), b = _mm512_unpackhi_epi32(rows[0], rows[1]);
+    __m512i c = _mm512_unpacklo_epi32(rows[2], rows[3]), d = _mm512_unpackhi_epi32(rows[2], rows[3]);
+    v[0] = _mm512_unpacklo_epi64(a, c);
+    v[1] = _mm512_unpackhi_epi64(a, c);
+    v[2] = _mm512_unpacklo_epi64(b, d);
+    v[3] = _mm512_unpackhi_epi64(b, d);
+}
+
 /* 16 bytes of each row, those from `at` on: four of them in each vector. */
 INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
 #define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
@@ -15,27 +25,17 @@ INLINE void gather(const side_rows *p, const int64_t at, __m512i v[4]) {
         rows[i] = _mm512_inserti32x4(_mm512_inserti32x4(rows[i], ROW(i + 8), 2), ROW(i + 12), 3);
     }
 #undef ROW
-    __m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]), b = _mm512_unpackhi_epi32(rows[0], rows[1]);
-    __m512i c = _mm512_unpacklo_epi32(rows[2], rows[3]), d = _mm512_unpackhi_epi32(rows[2], rows[3]);
-    v[0] = _mm512_unpacklo_epi64(a, c);
-    v[1] = _mm512_unpackhi_epi64(a, c);
-    v[2] = _mm512_unpacklo_epi64(b, d);
-    v[3] = _mm512_unpackhi_epi64(b, d);
+    transpose_dwords(rows, v);
 }
 
-/* The same of 32 bytes.  Rows of 32 bytes need fewer loads and inserts than two of 16. */
-INLINE void gather_32(const side_rows *p, const int64_t at, __m512i v[8]) {
-    __m512i part[2][4];         /* of rows 0 .. 7 and 8 .. 15: dwords i, and in every other lane of 128 bits i + 4 */
+/* 32 bytes of each row, those from `at` on.  This takes fewer loads and inserts than two calls of gather. */
+INLINE void gather_32(const side_rows *p, const int64_t at, __m512i v[LEVELS]) {
+    __m512i part[2][4];         /* of rows 0 .. 7 and 8 .. 15: in lanes 0 and 2 dwords i, in lanes 1 and 3 i + 4 */
     UNROLL for (int half = 0; half < 2; half++) {
         __m512i rows[4];        /* rows i and i + 4 */
         UNROLL for (int i = 0; i < 4; i++)
-            rows[i] = two(byte_of(p, 8 * half + i, at), byte_of(p, 8 * half + i + 4, at));
-        __m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]), b = _mm512_unpackhi_epi32(rows[0], rows[1]);
-        __m512i c = _mm512_unpacklo_epi32(rows[2], rows[3]), d = _mm512_unpackhi_epi32(rows[2], rows[3]);
-        part[half][0] = _mm512_unpacklo_epi64(a, c);
-        part[half][1] = _mm512_unpackhi_epi64(a, c);
-        part[half][2] = _mm512_unpacklo_epi64(b, d);
-        part[half][3] = _mm512_unpackhi_epi64(b, d);
+            rows[i] = load_two_32(byte_of(p, 8 * half + i, at), byte_of(p, 8 * half + i + 4, at));
+        transpose_dwords(rows, part[half]);
     }
     UNROLL for (int i = 0; i < 4; i++) {
         v[i] = _mm512_shuffle_i32x4(part[0][i], part[1][i], 0x88);
@@ -86,7 +86,7 @@ INLINE void add_fifths(const side_rows *p, const int at, __m512i v[LEVELS]) {
         __m512i place = _mm512_broadcast_i32x4(_mm_setr_epi32(n, n + 0x04040404, n + 0x08080808, n + 0x0c0c0c0c));
         __m512i bit = _mm512_set1_epi32((int)(i % 2 ? 0x80402010 : 0x08040201));
         __mmask64 is_set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(words, place), bit);
-        v[i] = _mm512_mask_add_epi8(v[i], is_set, v[i], wide_bytes(16));
+        v[i] = with_fifths(v[i], is_set);
     }
 }
 

@@ -72,24 +72,22 @@ static struct {
     enum gs_isa best;
     int has_avxvnni;            /* processors with AVX-512 need not have it */
     int reads_ahead;            /* see gs_reads_ahead */
-} here;                         /* filled by query */
+} processor;                    /* filled by query */
 
 static void query(void) {
+    processor.best = GS_ISA_PORTABLE;
 #if defined(__x86_64__) && defined(__GNUC__)
-    here.best = GS_ISA_PORTABLE;
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()))
         return;
-    here.has_avxvnni = has_avxvnni();
-    here.best = here.has_avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2;
+    processor.has_avxvnni = has_avxvnni();
+    processor.best = processor.has_avxvnni ? GS_ISA_AVXVNNI : GS_ISA_AVX2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
         && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-        here.best = GS_ISA_AVX512;
-        here.reads_ahead = is_amd();
+        processor.best = GS_ISA_AVX512;
+        processor.reads_ahead = is_amd();
     }
 #elif defined(__aarch64__) && defined(__GNUC__)
-    here.best = has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
-#else
-    here.best = GS_ISA_PORTABLE;
+    processor.best = has_dotprod() ? GS_ISA_DOTPROD : GS_ISA_NEON;
 #endif
 }
 
@@ -100,14 +98,14 @@ static void query_once(void) {
 
 int gs_reads_ahead(void) {
     query_once();
-    return here.reads_ahead;
+    return processor.reads_ahead;
 }
 
 int gs_isa(void) {
     query_once();
     const char *cap = getenv("GGML_SCHED_ISA");
-    for (size_t i = 0; cap != NULL && known[i].isa != here.best; i++)
+    for (size_t i = 0; cap != NULL && known[i].isa != processor.best; i++)
         if (strcmp(cap, known[i].name) == 0)
-            return known[i].isa == GS_ISA_AVXVNNI && !here.has_avxvnni ? GS_ISA_AVX2 : known[i].isa;
-    return here.best;
+            return known[i].isa == GS_ISA_AVXVNNI && !processor.has_avxvnni ? GS_ISA_AVX2 : known[i].isa;
+    return processor.best;
 }
