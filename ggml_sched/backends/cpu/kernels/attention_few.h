@@ -10,6 +10,7 @@
 #define SOON 2048               /* and from there to L1 */
 #define NEXT 16                 /* how many keys before their use gathered keys are prefetched */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
+#define MORE_VALUES 64          /* the same where all rows and columns are added at once */
 
 /* How many of n keys are not masked, in groups of four, the last of which need not be whole. */
 static int64_t used_fours(const float *bias, int64_t n) {
@@ -158,7 +159,8 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             zeros |= weights[r * CHUNK + key] == 0;
     for (int64_t key = 0; key < n; key++) {
         const uint16_t *x = (const uint16_t *)(v + key_of(index, key) * stride);
-        prefetch_rows(values, number + key, width);
+        if (width > 0)
+            prefetch_rows(values, number + key, width);
         if (!zeros) {
             UNROLL for (int c = 0; c < C; c++) {
                 vf value = vhalves(type, x + c * V);
@@ -215,13 +217,14 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
 
 /* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
  * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
- * columns.  Of one row it skips VALUES keys whose weights are 0.  `then`: where the keys begin that are read next. */
+ * columns; MORE_VALUES where they are needed once.  Of one row it skips VALUES keys whose weights are 0.  `then`: where
+ * the keys begin that are read next. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
                             const char *v, const int32_t *index, int64_t n, const char *then) {
     int64_t stride = f->v->layout.nb[1];
     const reading values = reading_of(f->v, v, n, f->dv, f->k, then);
     for (int64_t key = 0, block; key < n; key += block) {
-        block = VALUES;
+        block = m <= TOGETHER && f->dv <= 4 * V ? MORE_VALUES : VALUES;
         if (m == 1) {
             key += keys_until(0, weights + key, n - key);
             if (key == n)
