@@ -85,7 +85,7 @@ INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const i
     __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + from))),
                                         _mm_loadu_si128((const __m128i *)(b + from)), 1);
     split(type, v, first, second);
-    if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
+    if (has_fifths(type)) {
         *first = _mm256_or_si256(*first, fifths_of_two(a + fifths, b + fifths, 0));
         *second = _mm256_or_si256(*second, fifths_of_two(a + fifths, b + fifths, 2));
     }

@@ -2,11 +2,11 @@
  *
  * Included by x86_decode.h.
  */
-/* 64 bytes in a register.  Such a load mostly crosses a cache line and takes two turns of the unit that loads, and
- * compilers would repeat it for each use. */
+/* 64 bytes, read once for all uses: such a load mostly crosses a cache line and takes two turns of the unit that
+ * loads. */
 INLINE __m512i read_once(const void *at) {
     __m512i v = _mm512_loadu_si512(at);
-    __asm__("" : "+v"(v));
+    VEC_KEEP(v);
     return v;
 }
 

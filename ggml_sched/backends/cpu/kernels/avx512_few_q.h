@@ -62,7 +62,7 @@ INLINE void add_halved(const int type, const int N, const uint8_t *p, const bloc
         __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
                                                      j + 2, j + 2, j + 2, j + 2, j + 3, j + 3, j + 3, j + 3);
         lanes_of_nibbles(type, strip_nibbles(type, p, words, i), &low, &high);
-        if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1) {
+        if (has_fifths(type)) {
             low = with_fifths(low, fifths[2 * i]);
             high = with_fifths(high, fifths[2 * i + 1]);
         }
@@ -84,7 +84,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
         words = words_from(p, bytes_of(type));
         __m512i header = header_words(type, &words);
         s = scales_of_header(type, header, &times);
-        if (type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1)
+        if (has_fifths(type))
             _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(header, 1));
     } else {
         s = strip_scales(type, p, &times);

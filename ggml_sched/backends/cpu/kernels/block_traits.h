@@ -19,6 +19,10 @@ INLINE int halves_of(const int type) { /* how many scales 32 elements have */
     return type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K || type == GS_TYPE_Q6_K ? 2 : 1;
 }
 
+INLINE int has_fifths(const int type) { /* whether four bytes before a block's nibbles hold fifth bits */
+    return type == GS_TYPE_Q5_0 || type == GS_TYPE_Q5_1;
+}
+
 INLINE int has_min(const int type) {
     return type == GS_TYPE_Q4_1 || type == GS_TYPE_Q5_1 || type == GS_TYPE_Q2_K || type == GS_TYPE_Q4_K
         || type == GS_TYPE_Q5_K;

@@ -20,6 +20,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+/* Keeps a vector in a register: compilers would read it from memory for each use, and be limited by these reads. */
+#define VEC_KEEP(v) __asm__("" : "+v"(v))
 
 #include "block_traits.h"
 #include "x86_decode.h"

@@ -101,8 +101,6 @@ typedef __m256 vec;
 #define VEC_WEIGHTS load_f
 #define FOUR_TOTALS gs_totals_256
 #endif
-/* Keeps a vector in a register: compilers would read it from memory for each use, and be limited by these reads. */
-#define VEC_KEEP(v) __asm__("" : "+v"(v))
 #define LANES (16 / STEP_VECS)
 #define STRIP_COLUMNS 1
 
