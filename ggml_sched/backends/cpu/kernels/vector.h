@@ -170,6 +170,17 @@ INLINE void vto_bf16(uint16_t *p, vf x) {
 /* 2^n, for n in -126 .. 127. */
 INLINE vf vpow2(vi n) { return (vf)((n + 127) << 23); }
 
+/* p * 2^n, rounded once, for p in 0.5 .. 2 and whole n in -160 .. 160, which `whole` holds, too. */
+INLINE vf vscaled(vf p, vi n, vf whole) {
+#if GS_LEVEL == 2
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    /* In two steps: n is outside the range of vpow2 where the result is subnormal or infinite. */
+    vi half = n >> 1;
+    return p * vpow2(half) * vpow2(n - half);
+#endif
+}
+
 INLINE vf vexp(vf x) {
     const float magic = 12582912.0f;        /* 1.5 * 2^23: adding it rounds to a whole number */
     vf inside = vmin(vset(89.0f), vmax(vset(-104.5f), x));
@@ -183,9 +194,7 @@ INLINE vf vexp(vf x) {
     p = vfma(p, r, vset(1.666651830e-01f));
     p = vfma(p, r, vset(5.000000096e-01f));
     p = vfma(p, r * r, r) + 1.0f;
-    /* Multiply by 2^n in two steps: n is outside the range of vpow2 where the result is subnormal or infinite. */
-    vi half = n >> 1;
-    return p * vpow2(half) * vpow2(n - half);
+    return vscaled(p, n, whole);
 }
 
 INLINE vf vtanh(vf x) {
