@@ -1,5 +1,6 @@
 /* pool_races.c -- two threads run calls, one changes the pool's number of threads, one queries it.
  *
+ * Every other round, the parts of every other call are computed together where a thread has five of them.
  * The thread sanitizer ends the program with a status other than 0 on a data race.  The program counts wrong results.
  */
 #include "pool.h"
@@ -19,6 +20,10 @@ static void fill(const gs_call *call, int32_t part, char *shared, char *scratch,
     (void)scratch; (void)fault;
     scratch[0] = (char)part;
     ((int64_t *)shared)[part] = call->arg[0] + part;
+}
+static void fill_several(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch, gs_fault *fault) {
+    for (int32_t end = part + n; part < end; part++)
+        fill(call, part, shared, scratch, fault);
 }
 static void sum(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     int64_t total = 0;
@@ -42,6 +47,10 @@ static void *run(void *number) {
         int failing = r % 5 == 0;
         for (int i = 0; i < 8; i += 2) {
             calls[i] = (gs_call){.run = fill, .n_parts = PARTS, .arg = {r + i}};
+            if (r % 4 < 2) {
+                calls[i].run_several = fill_several;
+                calls[i].together = 5;
+            }
             calls[i + 1] = (gs_call){.run = sum, .n_parts = PARTS, .arg = {0, failing && i == 6}};
         }
         int32_t at = gs_pool_run(pool, calls, 8, &work, times, &fault);

@@ -347,6 +347,31 @@ def test_keys_or_values_without_elements_are_attended_to(d, d_v, type):
             assert_close(out.numpy().reshape(2, d_v), np.broadcast_to(stored(z, type).mean(0), (2, d_v)))
 
 
+@pytest.mark.spread("size type", "size kernels")
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@pytest.mark.parametrize("size", [(64, 64, 3, 3), (128, 64, 4, 1), (64, 128, 2, 7), (64, 96, 3, 2), (72, 64, 3, 1),
+                                  (64, 72, 2, 5)], ids=str)
+def test_a_token_attends_to_all_heads_of_a_row_and_to_one_with_the_same_bits(size, type):
+    """A thread that has all heads of a chunk of keys reads a cache by rows, others by heads."""
+    d, d_v, n_kv_head, group = size
+    n_kv, n_head = 1109, n_kv_head * group
+    rng = np.random.default_rng(size)
+    for heads, masked, n_rows in ((0, 0, 1), (1, 0.0, 1), (1, 0.3, 1), (1, 0.8, 1), (n_head, 0.3, 1), (1, 0.3, 2)):
+        ctx = gs.Context()
+        q, k, v = (ctx.tensor(kind, ne) for kind, ne in (
+            ("f32", (d, n_rows, n_head)), (type, (d, n_kv_head, n_kv)), (type, (d_v, n_kv_head, n_kv))))
+        x, y, z = (random(rng, *t.ne) for t in (q, k, v))
+        values, mask, m = {q: x, k: y, v: z}, None, None
+        if heads:
+            mask, m = ctx.tensor("f16", (n_kv, n_rows, heads)), random(rng, n_kv, n_rows, heads, 1)
+            m[rng.random(m.shape) < masked] = m[..., 2] = m[..., 300:530] = -INF
+            values[mask] = m = m.astype(np.float16)
+            y[:, 2], z[:, 2], y[:, 400], z[:, 400] = np.nan, np.nan, INF, -INF
+        out = ctx.flash_attn_ext(q, ctx.permute(k, 0, 2, 1, 3), ctx.permute(v, 0, 2, 1, 3), mask, 0.2)
+        held = (stored(array, type).swapaxes(1, 2) for array in (y, z))
+        assert_close(compute(ctx, out, values), attention(x, *held, m, 0.2))
+
+
 def test_flash_attention_of_no_rows_and_no_cells(ctx):
     q, none = ctx.tensor("f32", (4, 3, 2)), ctx.tensor("f32", (4, 0, 2))
     assert not compute(ctx, ctx.flash_attn_ext(q, none, none), {}).any()

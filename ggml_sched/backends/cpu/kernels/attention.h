@@ -1,11 +1,12 @@
 /* attention.h -- FLASH_ATTN_EXT: softmax(q k + mask) v without ever holding all the scores.
  *
  * Included once for each instruction set.  Several query heads may share a key head, so all query rows of a key head
- * are computed together: fewer than FEW of them (decoding) by attention_few.h, FEW or more (a prompt) by
- * attention_many.h.  Here is what both use, and the choice between them.  The content of KV cache cells whose mask is
- * -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
+ * are computed together: fewer than FEW of them (decoding) by attention_few.h, or attention_rows.h, FEW or more (a
+ * prompt) by attention_many.h.  Here is what all use, and the choice between them.  The content of KV cache cells whose
+ * mask is -inf, even a NaN, does not affect the result; a row without any unmasked cell gives zeros.
  */
 #define UNROLL _Pragma("GCC unroll 16")
+#define ONE_BY_ONE _Pragma("GCC unroll 1")  /* for short loops, where -funroll-loops costs more than it saves */
 #define FEW 8
 #define CHUNK 256
 #define FLASH_WORK (1 << 17)    /* about how many multiplications one part makes where there are FEW rows or more */
@@ -117,9 +118,10 @@ static int has_nan(const float *x, int64_t n) {
 }
 
 #include "attention_few.h"
+#include "attention_rows.h"
 #include "attention_many.h"
 
-/* -- choosing between the two ways -------------------------------------------------------------------------------- */
+/* -- choosing between the ways ------------------------------------------------------------------------------------ */
 
 static int rows_are_whole(const gs_node *t) {
     int elements = gs_block_elements(t->layout.type);
@@ -155,6 +157,11 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FEW_WORK);
     call.arg[2] = chunks;
     call.arg[3] = size;
+    if (call.arg[0] == 1 && reads_rows(&f)) {
+        call.run_several = run_rows;
+        call.together = (int32_t)f.k->layout.ne[2];
+        need(&to->scratch, row_bytes_padded(rows_floats(&f) + CHUNK));
+    }
     int status = gs_add_call(to, &call);
     if (status != GS_OK || chunks == 1)
         return status;

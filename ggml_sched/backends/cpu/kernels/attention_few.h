@@ -11,6 +11,7 @@
 #define NEXT 16                 /* how many keys before their use gathered keys are prefetched */
 #define VALUES 8                /* keys whose values are added for all columns before those of the next keys */
 #define MORE_VALUES 64          /* the same where all rows and columns are added at once */
+#define APART (CHUNK + 16)      /* floats between the scores of two rows: multiples of CHUNK would use few cache sets */
 
 /* How many of n keys are not masked, in groups of four, the last of which need not be whole. */
 static int64_t used_fours(const float *bias, int64_t n) {
@@ -113,7 +114,7 @@ INLINE vf vhalves(const int type, const uint16_t *p) {
     return type == GS_TYPE_BF16 ? vfrom_bf16(p) : vfrom_f16(p);
 }
 
-/* The dot products of R query rows of f32 with four keys of f16 or bf16: those of row r to to[r * CHUNK] and the three
+/* The dot products of R query rows of f32 with four keys of f16 or bf16: those of row r to to[r * APART] and the three
  * floats after it.  `width`: floats from one query row to the next; n, the elements of a key, is a multiple of V.  Each
  * vector of a key is converted once for all rows. */
 INLINE void dots_of_halves(const int type, const int R, const float *q, int64_t width, const uint16_t *const *k,
@@ -129,7 +130,7 @@ INLINE void dots_of_halves(const int type, const int R, const float *q, int64_t 
                 s[r][i] = vfma(vload(q + r * width + at), x, s[r][i]);
         }
     UNROLL for (int r = 0; r < R; r++)
-        vsums(s[r][0], s[r][1], s[r][2], s[r][3], to + r * CHUNK);
+        vsums(s[r][0], s[r][1], s[r][2], s[r][3], to + r * APART);
 }
 
 /* acc[i] += weight * x[i], for n elements. */
@@ -141,7 +142,7 @@ INLINE void add_scaled(float *acc, float weight, const float *x, int64_t n) {
         acc[i] += weight * x[i];
 }
 
-/* acc[r * apart + i] += weights[r * CHUNK + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
+/* acc[r * apart + i] += weights[r * APART + key] * v[key][i], summed over n keys, for r in 0 .. R - 1 and i in
  * 0 .. C * V - 1; v has f16 or bf16 values.  The sums stay in registers, and each vector of v is converted once for all
  * rows.  `index`: the numbers of the keys, or NULL; `stride`: bytes from the values of one number to the next.  With
  * each key `width` bytes of rows that are read later are prefetched: key 0 is row `number` of `values`.  Values whose
@@ -154,10 +155,10 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
         UNROLL for (int c = 0; c < C; c++)
             s[r][c] = vload(acc + r * apart + c * V);
     int zeros = 0;
-    for (int r = 0; r < R; r++)
-        for (int64_t key = 0; key < n; key++)
-            zeros |= weights[r * CHUNK + key] == 0;
-    for (int64_t key = 0; key < n; key++) {
+    UNROLL for (int r = 0; r < R; r++)
+        ONE_BY_ONE for (int64_t key = 0; key < n; key++)
+            zeros |= weights[r * APART + key] == 0;
+    ONE_BY_ONE for (int64_t key = 0; key < n; key++) {
         const uint16_t *x = (const uint16_t *)(v + key_of(index, key) * stride);
         if (width > 0)
             prefetch_rows(values, number + key, width);
@@ -165,14 +166,14 @@ INLINE void add_halves(const int type, const int R, const int C, float *acc, int
             UNROLL for (int c = 0; c < C; c++) {
                 vf value = vhalves(type, x + c * V);
                 UNROLL for (int r = 0; r < R; r++)
-                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), value, s[r][c]);
+                    s[r][c] = vfma(vset(weights[r * APART + key]), value, s[r][c]);
             }
             continue;
         }
         UNROLL for (int r = 0; r < R; r++)
-            if (weights[r * CHUNK + key] != 0)
+            if (weights[r * APART + key] != 0)
                 UNROLL for (int c = 0; c < C; c++)
-                    s[r][c] = vfma(vset(weights[r * CHUNK + key]), vhalves(type, x + c * V), s[r][c]);
+                    s[r][c] = vfma(vset(weights[r * APART + key]), vhalves(type, x + c * V), s[r][c]);
     }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++)
@@ -189,7 +190,7 @@ INLINE int64_t together(int64_t m) {
 /* Writes the dot products of m query rows with four keys, as dots_of_halves. */
 INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t m, const uint16_t *const *k, int64_t n,
                          float *to) {
-    for (int64_t r = 0, now; r < m; r += now, q += now * width, to += now * CHUNK) {
+    for (int64_t r = 0, now; r < m; r += now, q += now * width, to += now * APART) {
         now = together(m - r);
         switch (now) {
         case 1: dots_of_halves(type, 1, q, width, k, n, to); break;
@@ -198,6 +199,23 @@ INLINE void dots_of_rows(const int type, const float *q, int64_t width, int64_t 
         default: dots_of_halves(type, TOGETHER, q, width, k, n, to);
         }
     }
+}
+
+/* Whether `bias` (NULL: no mask) masks key `key` and the three after it. */
+INLINE int are_masked(const float *bias, int64_t key) {
+    return bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
+           && bias[key + 3] == -INFINITY;
+}
+
+/* Writes the scores of m query rows for four keys of f16 or bf16, as dots_of_halves; 0 each if the keys are NULL. */
+INLINE void score_four(const flash *f, const float *q, int64_t m, const uint16_t *const *k, float *to) {
+    if (k == NULL)
+        for (int64_t i = 0; i < m; i++)
+            memset(to + i * APART, 0, 16);
+    else if (f->k->layout.type == GS_TYPE_F16)
+        dots_of_rows(GS_TYPE_F16, q, padded(f->d), m, k, f->d, to);
+    else
+        dots_of_rows(GS_TYPE_BF16, q, padded(f->d), m, k, f->d, to);
 }
 
 static int are_zero(const float *x, int64_t n) {
@@ -215,10 +233,34 @@ static int64_t keys_until(int zero, const float *weights, int64_t n) {
     return key < n ? key : n;
 }
 
-/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V);
- * returns how many columns that are.  It takes VALUES keys at a time: their values are in the cache for all rows and
- * columns; MORE_VALUES where they are needed once.  Of one row it skips VALUES keys whose weights are 0.  `then`: where
- * the keys begin that are read next. */
+/* Adds the weighted values of n keys to acc of m query rows, as add_halves, for all columns but the last dv % (4 V).
+ * With each key it prefetches `fetched` bytes of rows that come later in `values`, of which key 0 is row `number`. */
+INLINE void add_keys(const int type, int64_t dv, float *acc, int64_t apart, const float *weights, int64_t m,
+                     const char *v, const int32_t *index, int64_t stride, int64_t n, int64_t fetched,
+                     const reading *values, int64_t number) {
+    for (int64_t r = 0, now; r < m; r += now) {
+        now = together(m - r);
+        for (int64_t column = 0, wide; column + 4 * V <= dv; column += wide * V, fetched = 0) {
+            float *to = acc + r * apart + column;
+            const float *weight = weights + r * APART;
+            const char *from = v + column * 2;
+            wide = now == 1 && column + 8 * V <= dv ? 8 : 4;
+            switch (now + wide) {
+#define ADD(R, C) add_halves(type, R, C, to, apart, weight, from, index, stride, n, fetched, values, number)
+            case 1 + 8: ADD(1, 8); break;
+            case 1 + 4: ADD(1, 4); break;
+            case 2 + 4: ADD(2, 4); break;
+            case 3 + 4: ADD(3, 4); break;
+            default: ADD(TOGETHER, 4);
+#undef ADD
+            }
+        }
+    }
+}
+
+/* add_keys for the n keys of a chunk; returns how many columns it added.  It takes VALUES keys at a time: their values
+ * are in the cache for all rows and columns; MORE_VALUES where they are needed once.  Of one row it skips VALUES keys
+ * whose weights are 0.  `then`: where the keys begin that are read next. */
 INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t apart, const float *weights, int64_t m,
                             const char *v, const int32_t *index, int64_t n, const char *then) {
     int64_t stride = f->v->layout.nb[1];
@@ -232,27 +274,12 @@ INLINE int64_t add_weighted(const int type, const flash *f, float *acc, int64_t 
             if (f->dv <= 8 * V)
                 block = keys_until(1, weights + key, n - key);
         }
-        for (int64_t r = 0, now; r < m; r += now) {
-            now = together(m - r);
-            for (int64_t column = 0, wide; column + 4 * V <= f->dv; column += wide * V) {
-                float *to = acc + r * apart + column;
-                const float *weight = weights + r * CHUNK + key;
-                const char *from = v + (index == NULL ? key * stride : 0) + column * 2;
-                const int32_t *of = index == NULL ? NULL : index + key;
-                int64_t keys = n - key < block ? n - key : block;
-                int64_t fetched = index == NULL && r + column == 0 ? 2 * f->dv : 0;
-                wide = now == 1 && column + 8 * V <= f->dv ? 8 : 4;
-                switch (now + wide) {
-#define ADD(R, C) add_halves(type, R, C, to, apart, weight, from, of, stride, keys, fetched, &values, key)
-                case 1 + 8: ADD(1, 8); break;
-                case 1 + 4: ADD(1, 4); break;
-                case 2 + 4: ADD(2, 4); break;
-                case 3 + 4: ADD(3, 4); break;
-                default: ADD(TOGETHER, 4);
-#undef ADD
-                }
-            }
-        }
+        int64_t keys = n - key < block ? n - key : block;
+        if (index == NULL)
+            add_keys(type, f->dv, acc, apart, weights + key, m, v + key * stride, NULL, stride, keys, 2 * f->dv,
+                     &values, key);
+        else
+            add_keys(type, f->dv, acc, apart, weights + key, m, v, index + key, stride, keys, 0, &values, key);
     }
     return f->dv / (4 * V) * (4 * V);
 }
@@ -267,19 +294,31 @@ static lines_memory lines_memory_at(const flash *f, float *at, int64_t m) {
     lines_memory s;
     s.q = at;
     s.scores = s.q + m * padded(f->d);
-    s.copy = s.scores + m * CHUNK;
+    s.copy = s.scores + m * APART;
     s.tile = s.copy + padded(f->d > f->dv ? f->d : f->dv);
     s.index = (int32_t *)(s.tile + CHUNK + 16);
     return s;
 }
 
 static int64_t lines_floats(const flash *f, int64_t m) {
-    return m * padded(f->d) + m * CHUNK + padded(f->d > f->dv ? f->d : f->dv) + 2 * CHUNK + 16;
+    return m * (padded(f->d) + APART) + padded(f->d > f->dv ? f->d : f->dv) + 2 * CHUNK + 16;
 }
 
 /* Whether query rows m0 .. m0 + m - 1 have one mask. */
 static int share_mask(const flash *f, int64_t m0, int64_t m) {
     return m == 1 || (m0 / f->group == (m0 + m - 1) / f->group && f->mask != NULL && f->mask->layout.ne[2] == 1);
+}
+
+/* Replaces the dot products of query row l with n keys by the keys' weights, exp(score - top), and writes the largest
+ * score, top, and the sum of the weights. */
+static void weigh(const flash *f, line l, float *scores, const float *bias, int64_t n, float *top, float *total) {
+    finish_scores(f, l, scores, bias, n);
+    *top = largest_of(scores, n);
+    if (*top == -INFINITY && has_nan(scores, n))
+        *top = 0;
+    *total = *top == -INFINITY ? 0 : exponents(scores, n, *top);
+    if (*top == -INFINITY)
+        memset(scores, 0, (size_t)n * 4);
 }
 
 /* Attention of query rows m0 .. m0 + m - 1 of a key head, which are in s.q and scaled, to n keys: those of `index`, or
@@ -301,10 +340,8 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
         const char *k = row_of(f->k, (where){first, head_kv, batch});
         const reading keys = reading_of(f->k, k, n, f->d, f->v, v0);
         for (; key + 4 <= n; key += 4) {
-            if (bias != NULL && bias[key] == -INFINITY && bias[key + 1] == -INFINITY && bias[key + 2] == -INFINITY
-                && bias[key + 3] == -INFINITY) {
-                for (int64_t i = 0; i < m; i++)
-                    memset(s.scores + i * CHUNK + key, 0, 16);
+            if (are_masked(bias, key)) {
+                score_four(f, s.q, m, NULL, s.scores + key);
                 continue;
             }
             const uint16_t *rows[4];
@@ -315,32 +352,24 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
             }
             if (index != NULL)
                 prefetch_keys(f, k, v0, index, key, n);
-            if (f->k->layout.type == GS_TYPE_F16)
-                dots_of_rows(GS_TYPE_F16, s.q, width, m, rows, f->d, s.scores + key);
-            else
-                dots_of_rows(GS_TYPE_BF16, s.q, width, m, rows, f->d, s.scores + key);
+            score_four(f, s.q, m, rows, s.scores + key);
         }
     }
     for (; key < n; key++) {
         if (bias != NULL && bias[key] == -INFINITY) {
             for (int64_t i = 0; i < m; i++)
-                s.scores[i * CHUNK + key] = 0;
+                s.scores[i * APART + key] = 0;
             continue;
         }
         const float *k = row_as_f32(f->k, (where){first + key_of(index, key), head_kv, batch}, f->d, s.copy);
         for (int64_t i = 0; i < m; i++)
-            s.scores[i * CHUNK + key] = dot_f32(s.q + i * width, k, f->d);
+            s.scores[i * APART + key] = dot_f32(s.q + i * width, k, f->d);
     }
     for (int64_t i = 0; i < m; i++) {
         line l = line_of(f, head_kv, batch, m0 + i);
-        float *scores = s.scores + i * CHUNK;
-        finish_scores(f, l, scores, bias != NULL ? bias : bias_of(f, l, first, n, s.tile), n);
-        top[i * stride] = largest_of(scores, n);
-        if (top[i * stride] == -INFINITY && has_nan(scores, n))
-            top[i * stride] = 0;
-        total[i * stride] = top[i * stride] == -INFINITY ? 0 : exponents(scores, n, top[i * stride]);
-        if (top[i * stride] == -INFINITY)
-            memset(scores, 0, (size_t)n * 4);
+        float *scores = s.scores + i * APART;
+        weigh(f, l, scores, bias != NULL ? bias : bias_of(f, l, first, n, s.tile), n, &top[i * stride],
+              &total[i * stride]);
         memset(acc + i * stride, 0, (size_t)f->dv * 4);
     }
     /* Sum the weighted values: of f16 and bf16 values 4 V columns at a time, with the sums in registers; then the
@@ -355,11 +384,11 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
     for (int64_t key = 0; key < n; key++) {
         const float *v = NULL;
         for (int64_t i = 0; i < m; i++) {
-            if (s.scores[i * CHUNK + key] == 0)
+            if (s.scores[i * APART + key] == 0)
                 continue;
             if (v == NULL)
                 v = row_as_f32(f->v, (where){first + key_of(index, key), head_kv, batch}, f->dv, s.copy);
-            add_scaled(acc + i * stride + column, s.scores[i * CHUNK + key], v + column, f->dv - column);
+            add_scaled(acc + i * stride + column, s.scores[i * APART + key], v + column, f->dv - column);
         }
     }
 }
@@ -425,27 +454,44 @@ static int uses_few_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t
     return is_half(f->k) && is_half(f->v) ? 2 * used <= f->n_rows * fours : used <= fours;
 }
 
-/* Runs attend_lines; a unit of work is one chunk of keys of one key head, whose result is final if there is no other.
- * The key heads of a chunk, which are neighbours in the rows of a cache, are consecutive units.  arg[2]: number of
- * chunks; arg[3]: floats of the result of one query row for one chunk. */
+/* A unit of work: one chunk of keys of one key head.  The heads of a chunk, which are neighbours in the rows of a
+ * cache, are consecutive units. */
+typedef struct chunk_of_keys { int64_t head_kv, batch, first, n, result; } chunk_of_keys;
+
+/* Unit number `unit` of run_chunks.  `result`: where the result begins in `shared`, which is [key head][query row of
+ * that head][chunk], each of arg[3] floats. */
+static chunk_of_keys chunk_number(const gs_call *call, const flash *f, int64_t unit) {
+    chunk_of_keys of;
+    int64_t chunks = call->arg[2], n_head_kv = f->n_head / f->group, chunk = unit / n_head_kv % chunks;
+    of.head_kv = unit % n_head_kv;
+    of.batch = unit / n_head_kv / chunks;
+    of.first = chunk * CHUNK;
+    of.n = f->n_kv - of.first < CHUNK ? f->n_kv - of.first : CHUNK;
+    of.result = ((of.batch * n_head_kv + of.head_kv) * f->n_rows * f->group * chunks + chunk) * call->arg[3];
+    return of;
+}
+
+/* Runs attend_lines for a unit of work, whose result is final if there is no other chunk. */
+static void run_chunk(const gs_call *call, const flash *f, int64_t unit, char *shared, char *scratch) {
+    int64_t m = f->n_rows * f->group, chunks = call->arg[2], size = call->arg[3], width = padded(f->d);
+    const chunk_of_keys of = chunk_number(call, f, unit);
+    float *to = (float *)shared + of.result;
+    lines_memory s = lines_memory_at(f, (float *)scratch, m);
+    int64_t now = uses_few_keys(f, of.head_kv, of.batch, of.first, of.n, s.tile) ? f->group : m;
+    for (int64_t i = 0; i < m; i++)
+        scaled_query(f, line_of(f, of.head_kv, of.batch, i), s.q + i * width);
+    for (int64_t i = 0; i < m; i += now, s.q += now * width)
+        attend_lines(f, of.head_kv, of.batch, i, now, of.first, of.n, s, to + i * chunks * size + 2, chunks * size,
+                     to + i * chunks * size, to + i * chunks * size + 1);
+    for (int64_t i = 0; i < m && chunks == 1; i++)
+        merge_chunks(f, line_of(f, of.head_kv, of.batch, i), to + i * size, 1, size);
+}
+
+/* Runs the units of a part.  arg[2]: number of chunks; arg[3]: floats of the result of one query row for one chunk. */
 static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    flash f = flash_of(call->node);
-    int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;
-    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
-        int64_t head_kv = unit % n_head_kv, chunk = unit / n_head_kv % chunks, batch = unit / n_head_kv / chunks;
-        int64_t first = chunk * CHUNK, n = f.n_kv - first < CHUNK ? f.n_kv - first : CHUNK;
-        /* `shared` is [key head][query row of that head][chunk], each of `size` floats. */
-        float *to = (float *)shared + ((batch * n_head_kv + head_kv) * m * chunks + chunk) * size;
-        lines_memory s = lines_memory_at(&f, (float *)scratch, m);
-        int64_t now = uses_few_keys(&f, head_kv, batch, first, n, s.tile) ? f.group : m, width = padded(f.d);
-        for (int64_t i = 0; i < m; i++)
-            scaled_query(&f, line_of(&f, head_kv, batch, i), s.q + i * width);
-        for (int64_t i = 0; i < m; i += now, s.q += now * width)
-            attend_lines(&f, head_kv, batch, i, now, first, n, s, to + i * chunks * size + 2, chunks * size,
-                         to + i * chunks * size, to + i * chunks * size + 1);
-        for (int64_t i = 0; i < m && chunks == 1; i++)
-            merge_chunks(&f, line_of(&f, head_kv, batch, i), to + i * size, 1, size);
-    }
+    const flash f = flash_of(call->node);
+    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++)
+        run_chunk(call, &f, unit, shared, scratch);
 }
 
 static void run_merge(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {

@@ -31,12 +31,18 @@ typedef struct gs_fault {
  * `fault`; its caller has set the kind to GS_FAULT_NONE. */
 typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault);
 
+/* Computes parts part .. part + n - 1 of a call, to the same bits as gs_run. */
+typedef void (*gs_run_several)(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch,
+                             gs_fault *fault);
+
 struct gs_call {
     gs_run run;
     const gs_node *node;        /* the first one, where the call computes several */
     int32_t n_parts;
     int32_t position;           /* index of `node`, as given to gs_build_node   */
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
+    gs_run_several run_several; /* NULL: as gs_run, one part after the other    */
+    int32_t together;           /* faster by run_several: parts together * i .. together * (i + 1) - 1; 0: none */
 };
 
 /* A growing list of calls.  While calls run, they have three kinds of work memory, all at addresses that are multiples

@@ -41,6 +41,7 @@ typedef struct crew {
     _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
     _Alignas(CACHE_LINE) _Atomic int32_t asleep;    /* number of threads that sleep  */
     _Atomic int32_t stop;
+    _Atomic int32_t together;       /* of the present call */
     const gs_call *call;
     const gs_work *work;
     gs_time *time;                  /* of the present call; NULL: not measured */
@@ -87,16 +88,33 @@ static inline int32_t end_of(uint64_t range) {
     return (int32_t)(uint32_t)range;
 }
 
-static inline int has_parts(seat *of) {
-    uint64_t range = atomic_load(&of->range);
+static inline int has_any(uint64_t range) {
     return first_of(range) != end_of(range);
 }
 
-static void do_part(crew *c, int32_t part, int32_t number) {
-    const gs_call *call = c->call;
+static inline int has_parts(seat *of) {
+    return has_any(atomic_load(&of->range));
+}
+
+static inline void run_parts(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch,
+                             gs_fault *fault) {
+    if (n > 1 && call->run_several != NULL) {
+        call->run_several(call, part, n, shared, scratch, fault);
+        return;
+    }
+    for (int32_t end = part + n; part < end && fault->kind == GS_FAULT_NONE; part++)
+        call->run(call, part, shared, scratch, fault);
+}
+
+/* How many of the parts first .. end - 1 a thread computes next: those that are computed together, or one. */
+static inline int32_t next_parts(int32_t together, int32_t first, int32_t end) {
+    return together > 0 && first % together == 0 && end - first >= together ? together : 1;
+}
+
+static void do_parts(crew *c, int32_t part, int32_t n, int32_t number) {
     gs_fault fault = {0};
     int64_t began = c->time == NULL ? 0 : gs_now();
-    call->run(call, part, c->work->memory, scratch_of(c->work, number), &fault);
+    run_parts(c->call, part, n, c->work->memory, scratch_of(c->work, number), &fault);
     if (c->time != NULL)
         __atomic_fetch_add(&c->time->busy, gs_now() - began, __ATOMIC_RELAXED);
     if (fault.kind != GS_FAULT_NONE) {
@@ -118,28 +136,41 @@ static void report(crew *c, int32_t n) {
     }
 }
 
-/* Claims the first part of a range, or the last; returns -1 if all were claimed already. */
-static inline int32_t claim(seat *of, int last) {
+/* Claims the first part of a range, or the first few that are computed together, and returns how many; 0 if all were
+ * claimed already.  A claim that is late may have read `together` of an earlier call, so any number may come out. */
+static inline int32_t claim_first(crew *c, seat *of, int32_t *part) {
     uint64_t range = atomic_load_explicit(&of->range, memory_order_acquire);
-    while (first_of(range) != end_of(range))
-        if (atomic_compare_exchange_weak(&of->range, &range,
-                                         last ? range - 1 : range_of(first_of(range) + 1, end_of(range))))
-            return last ? end_of(range) - 1 : first_of(range);
+    while (has_any(range)) {
+        int32_t together = atomic_load_explicit(&c->together, memory_order_relaxed), first = first_of(range);
+        int32_t n = next_parts(together, first, end_of(range));
+        *part = first;
+        if (atomic_compare_exchange_weak(&of->range, &range, range_of(first + n, end_of(range))))
+            return n;
+    }
+    return 0;
+}
+
+/* Claims the last part of a range; returns -1 if all were claimed already. */
+static inline int32_t claim_last(seat *of) {
+    uint64_t range = atomic_load_explicit(&of->range, memory_order_acquire);
+    while (has_any(range))
+        if (atomic_compare_exchange_weak(&of->range, &range, range - 1))
+            return end_of(range) - 1;
     return -1;
 }
 
 /* Runs parts of the present call until all are claimed. */
 static void take_parts(crew *c, int32_t number) {
-    int32_t part, own = 0;
-    while ((part = claim(&c->seat[number], 0)) >= 0) {
-        do_part(c, part, number);
-        own++;
+    int32_t part, n, own = 0;
+    while ((n = claim_first(c, &c->seat[number], &part)) > 0) {
+        do_parts(c, part, n, number);
+        own += n;
     }
     if (own > 0)
         report(c, own);
     for (int32_t i = 1; i <= c->n; i++)
-        while ((part = claim(&c->seat[(number + i) % (c->n + 1)], 1)) >= 0) {
-            do_part(c, part, number);
+        while ((part = claim_last(&c->seat[(number + i) % (c->n + 1)])) >= 0) {
+            do_parts(c, part, 1, number);
             report(c, 1);
         }
 }
@@ -308,6 +339,7 @@ static void wait_for_others(crew *c, int32_t n_parts) {
 static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fault) {
     int32_t n = c->n + 1, end = 0;
     c->call = call;
+    atomic_store_explicit(&c->together, call->together, memory_order_relaxed);
     c->time = time;
     c->fault.kind = GS_FAULT_NONE;
     atomic_store(&c->done, 0);
@@ -329,8 +361,10 @@ static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fa
 }
 
 static void run_alone(const gs_call *call, const gs_work *work, gs_fault *fault) {
-    for (int32_t part = 0; part < call->n_parts && fault->kind == GS_FAULT_NONE; part++)
-        call->run(call, part, work->memory, scratch_of(work, 0), fault);
+    for (int32_t part = 0, n; part < call->n_parts && fault->kind == GS_FAULT_NONE; part += n) {
+        n = next_parts(call->together, part, call->n_parts);
+        run_parts(call, part, n, work->memory, scratch_of(work, 0), fault);
+    }
 }
 
 int32_t gs_pool_run(gs_pool *pool, const gs_call *calls, int32_t n, const gs_work *work, gs_time *times,
