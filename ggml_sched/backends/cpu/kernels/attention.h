@@ -154,13 +154,18 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     int64_t keys = f.n_kv < CHUNK ? f.n_kv : CHUNK;
     need(&to->scratch, row_bytes_padded(lines_floats(&f, m)));
     gs_use_shared(to, tables, row_bytes_padded(heads * m * chunks * size));
-    gs_call call = call_over(node, position, run_chunks, heads * chunks, m * work * keys, FEW_WORK);
+    int64_t each = m * work * keys, units = units_per_part(heads * chunks, each, FEW_WORK);
+    if (reads_rows(&f)) {
+        need(&to->scratch, row_bytes_padded(rows_floats(&f) + CHUNK));
+        while (units < f.k->layout.ne[2] && f.k->layout.ne[2] % units != 0)     /* for whole parts of a row */
+            units--;
+    }
+    gs_call call = call_over(node, position, run_chunks, heads * chunks, each, units * each);
     call.arg[2] = chunks;
     call.arg[3] = size;
-    if (call.arg[0] == 1 && reads_rows(&f)) {
-        call.run_several = run_rows;
-        call.together = (int32_t)f.k->layout.ne[2];
-        need(&to->scratch, row_bytes_padded(rows_floats(&f) + CHUNK));
+    if (reads_rows(&f)) {
+        call.run_several = run_several_chunks;
+        call.together = (int32_t)(f.k->layout.ne[2] / units);
     }
     int status = gs_add_call(to, &call);
     if (status != GS_OK || chunks == 1)

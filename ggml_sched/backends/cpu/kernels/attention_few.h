@@ -487,13 +487,6 @@ static void run_chunk(const gs_call *call, const flash *f, int64_t unit, char *s
         merge_chunks(f, line_of(f, of.head_kv, of.batch, i), to + i * size, 1, size);
 }
 
-/* Runs the units of a part.  arg[2]: number of chunks; arg[3]: floats of the result of one query row for one chunk. */
-static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
-    const flash f = flash_of(call->node);
-    for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++)
-        run_chunk(call, &f, unit, shared, scratch);
-}
-
 static void run_merge(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
     flash f = flash_of(call->node);
     int64_t m = f.n_rows * f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group;

@@ -46,18 +46,17 @@ INLINE const char *head_of_block(const blocks_of_rows *b, int64_t row, int64_t h
     return b->first + row * b->stride + head * b->apart;
 }
 
-/* Attention of the query rows of `heads` key heads from head_kv on to keys first .. first + n - 1, of which `bias` is
- * the mask (NULL: none).  For each query row it writes [top, total, acc[dv]], `between` floats apart, as attend_keys
- * computes them. */
-static void attend_rows(const flash *f, int64_t head_kv, int64_t heads, int64_t batch, int64_t first, int64_t n,
-                        const float *bias, float *memory, float *to, int64_t between) {
-    const int64_t m = f->group, lines = heads * m, width = padded(f->d), wide = padded(f->dv);
+/* Attention of all query rows to keys first .. first + n - 1, of which `bias` is the mask (NULL: none).  For each query
+ * row it writes [top, total, acc[dv]], `between` floats apart, as attend_keys computes them. */
+static void attend_rows(const flash *f, int64_t batch, int64_t first, int64_t n, const float *bias, float *memory,
+                        float *to, int64_t between) {
+    const int64_t m = f->group, lines = f->n_head, heads = lines / m, width = padded(f->d), wide = padded(f->dv);
     float *q = memory, *acc = q + lines * width, *scores = acc + lines * wide, *copy = scores + lines * APART;
-    const where begin = {first, head_kv, batch}, end = {first + n, head_kv, batch};
+    const where begin = {first, 0, batch}, end = {first + n, 0, batch};
     const blocks_of_rows keys = blocks_of(f->k, begin, n, 4, row_of(f->v, begin));
     const blocks_of_rows values = blocks_of(f->v, begin, n, m <= 2 ? FEW_VALUES : VALUES, row_of(f->k, end));
     for (int64_t i = 0; i < lines; i++)
-        scaled_query(f, line_of(f, head_kv + i / m, batch, i % m), q + i * width);
+        scaled_query(f, line_of(f, i / m, batch, i % m), q + i * width);
     int64_t key = 0;
     for (; key + 4 <= n; key += 4)
         for (int64_t head = 0; head < heads; head++) {
@@ -70,11 +69,11 @@ static void attend_rows(const flash *f, int64_t head_kv, int64_t heads, int64_t 
         }
     for (; key < n; key++)
         for (int64_t i = 0; i < lines; i++) {
-            const float *k = row_as_f32(f->k, (where){first + key, head_kv + i / m, batch}, f->d, copy);
+            const float *k = row_as_f32(f->k, (where){first + key, i / m, batch}, f->d, copy);
             scores[i * APART + key] = dot_f32(q + i * width, k, f->d);
         }
     for (int64_t i = 0; i < lines; i++)
-        weigh(f, line_of(f, head_kv + i / m, batch, i % m), scores + i * APART, bias, n, &to[i * between],
+        weigh(f, line_of(f, i / m, batch, i % m), scores + i * APART, bias, n, &to[i * between],
               &to[i * between + 1]);
     memset(acc, 0, (size_t)(lines * wide) * sizeof(float));
     for (key = 0; key < n; key += values.rows)
@@ -93,24 +92,39 @@ static void attend_rows(const flash *f, int64_t head_kv, int64_t heads, int64_t 
         memcpy(to + i * between + 2, acc + i * wide, (size_t)f->dv * sizeof(float));
 }
 
-/* Computes n parts from `part` on, each of which is one unit of work of run_chunks: by rows where that gives the same
- * bits, that is where attend_lines would not gather the keys that are not masked. */
-static void run_rows(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch, gs_fault *fault) {
-    const flash f = flash_of(call->node);
-    int64_t m = f.group, chunks = call->arg[2], size = call->arg[3], n_head_kv = f.n_head / f.group, heads;
-    float *tile = (float *)scratch + rows_floats(&f);
-    for (int64_t unit = part, end = unit + n; unit < end; unit += heads) {
-        chunk_of_keys of = chunk_number(call, &f, unit);
-        heads = n_head_kv - of.head_kv < end - unit ? n_head_kv - of.head_kv : end - unit;
-        const float *bias = bias_of(&f, line_of(&f, of.head_kv, of.batch, 0), of.first, of.n, tile);
-        if (bias != NULL && 2 * 4 * used_fours(bias, of.n) <= of.n) {
-            for (int64_t i = 0; i < heads; i++)
-                run_chunk(call, &f, unit + i, shared, scratch);
-            continue;
-        }
-        float *to = (float *)shared + of.result;
-        attend_rows(&f, of.head_kv, heads, of.batch, of.first, of.n, bias, (float *)scratch, to, chunks * size);
-        for (int64_t i = 0; i < heads * m && chunks == 1; i++)
-            merge_chunks(&f, line_of(&f, of.head_kv + i / m, of.batch, i % m), to + i * size, 1, size);
+/* run_chunk for all heads of the chunk of unit `unit`: by rows where that gives the same bits, that is where
+ * attend_lines would not gather the keys that are not masked. */
+static void run_rows(const gs_call *call, const flash *f, int64_t unit, char *shared, char *scratch) {
+    int64_t m = f->group, chunks = call->arg[2], size = call->arg[3], heads = f->n_head / m;
+    const chunk_of_keys of = chunk_number(call, f, unit);
+    float *to = (float *)shared + of.result, *tile = (float *)scratch + rows_floats(f);
+    const float *bias = bias_of(f, line_of(f, 0, of.batch, 0), of.first, of.n, tile);
+    if (bias != NULL && 2 * 4 * used_fours(bias, of.n) <= of.n) {
+        for (int64_t head = 0; head < heads; head++)
+            run_chunk(call, f, unit + head, shared, scratch);
+        return;
     }
+    attend_rows(f, of.batch, of.first, of.n, bias, (float *)scratch, to, chunks * size);
+    for (int64_t i = 0; i < heads * m && chunks == 1; i++)
+        merge_chunks(f, line_of(f, i / m, of.batch, i % m), to + i * size, 1, size);
+}
+
+/* Runs the units of n parts from `part` on.  arg[2]: number of chunks; arg[3]: floats of the result of one query row for
+ * one chunk. */
+static void run_several_chunks(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch,
+                               gs_fault *fault) {
+    const flash f = flash_of(call->node);
+    const int64_t end = end_unit(call, part + n - 1), heads = reads_rows(&f) ? f.n_head / f.group : 0;
+    for (int64_t unit = first_unit(call, part); unit < end;)
+        if (heads > 1 && unit % heads == 0 && end - unit >= heads) {
+            run_rows(call, &f, unit, shared, scratch);
+            unit += heads;
+        } else {
+            run_chunk(call, &f, unit, shared, scratch);
+            unit++;
+        }
+}
+
+static void run_chunks(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    run_several_chunks(call, part, 1, shared, scratch, fault);
 }
