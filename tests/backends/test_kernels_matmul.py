@@ -111,10 +111,57 @@ def test_every_type_with_few_and_many_columns(kernels, type, n):
 @pytest.mark.parametrize("n", [1, 3])
 def test_rows_of_any_number_of_blocks(isa, type, n):
     """Kernels for few columns take eight blocks at a time; at the end of a row fewer, or some a second time."""
-    for blocks in (*range(1, 18), 33, 38):
-        held, w = weights(type, 3, 32 * blocks)
+    for blocks, m in itertools.product((*range(1, 18), 33, 38), (3, 16)):
+        held, w = weights(type, m, 32 * blocks)
         x = normal(n, 32 * blocks)
-        assert_product(run(type, held, (32 * blocks, 3), x), w, met(type, x))
+        assert_product(run(type, held, (32 * blocks, m), x), w, met(type, x))
+
+
+@pytest.mark.spread("type isa")
+@pytest.mark.parametrize("type", [type for type in BLOCKS if block_size(type) == 32])
+def test_rows_that_are_read_as_one(isa, type):
+    """With one column, eight blocks may belong to two rows: also where parts begin, and where rows do not adjoin."""
+    for blocks, m in ((13, 1208), (18, 1208), (34, 24)):
+        k = 32 * blocks
+        held, w = weights(type, m, k)
+        x = normal(1, k)
+        assert_product(run(type, held, (k, m), x), w, met(type, x))
+        ctx = gs.Context()
+        a, b = ctx.tensor(type, (k, m)), ctx.tensor("f32", (k, 1))
+        every_other = ctx.view_2d(a, k, m // 2, 2 * a.nb[1], 0)
+        assert_product(compute(ctx, ctx.mul_mat(every_other, b), {a: held, b: x}, False), w[::2], met(type, x))
+
+
+@pytest.mark.spread("type isa", "blocks isa")
+@pytest.mark.parametrize("type", [type for type in BLOCKS if block_size(type) == 32])
+@pytest.mark.parametrize("blocks", [9, 34])
+def test_products_that_join_rows_and_others_share_no_columns(isa, type, blocks):
+    k = 32 * blocks
+    for rows in ((8, 5), (5, 8)):
+        ctx = gs.Context()
+        b = ctx.tensor("f32", (k, 1))
+        pairs = [(ctx.tensor(type, (k, m)), weights(type, m, k)) for m in rows]
+        x = normal(1, k)
+        out = ctx.concat(*(ctx.mul_mat(a, b) for a, _ in pairs), 0)
+        got = compute(ctx, out, {b: x, **{a: held for a, (held, _) in pairs}}, False)
+        assert_product(got, np.concatenate([w for _, (_, w) in pairs]), met(type, x))
+
+
+@pytest.mark.spread("type isa", "wrong isa")
+@pytest.mark.parametrize("type", [type for type in BLOCKS if block_size(type) == 32 and type != "mxfp4"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_wrong_scales_stay_in_the_row_that_has_them(isa, type, wrong):
+    """Of rows that are read as one, too: the first block of a row may lie beside the last one of the row before."""
+    k, m = 32 * 9, 16
+    held, x = weights(type, m, k)[0], normal(1, k)
+    for at, words in ((0, 1), (-1, 1), (0, 2), (-1, 2)):
+        if words == 2 and type not in ("q4_1", "q5_1"):     # the minimum is the second word
+            continue
+        bad = held.copy()
+        bad.reshape(m, 9, -1)[5, at, 2 * words - 2:2 * words] = np.float16([wrong]).view(np.uint8)
+        got = run(type, bad, (k, m), x).reshape(m)
+        assert not np.isfinite(got[5])
+        assert np.isfinite(np.delete(got, 5)).all()
 
 
 @pytest.mark.spread("type isa", "type n", "n isa")
@@ -136,9 +183,10 @@ def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
     """The weights begin, or end, where memory begins or ends that may be read; of 21 rows a vector has 16, or fewer."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
     reached = np.frombuffer(mmap.mmap(-1, page), np.int64)      # written by the child
+    parts = [(13, 1208)] if type in BLOCKS and block_size(type) == 32 and n == 1 else []     # parts of the rows
 
     def products() -> None:
-        for blocks, m in itertools.product((1, 3, 5, 7, 8, 11, 34), (5, 21)):
+        for blocks, m in (*itertools.product((1, 3, 5, 7, 8, 11, 34), (5, 21, 24)), *parts):
             ctx, k = gs.Context(), blocks * block_size(type) if type in BLOCKS else 15 * blocks
             a, b = ctx.tensor(type, (k, m)), ctx.tensor("f32", (k, n))
             out = ctx.mul_mat(a, b)

@@ -109,8 +109,8 @@ static void run_rows(const gs_call *call, const flash *f, int64_t unit, char *sh
         merge_chunks(f, line_of(f, i / m, of.batch, i % m), to + i * size, 1, size);
 }
 
-/* Runs the units of n parts from `part` on.  arg[2]: number of chunks; arg[3]: floats of the result of one query row for
- * one chunk. */
+/* Runs the units of n parts from `part` on.  arg[2]: number of chunks; arg[3]: floats of the result of one query row
+ * for one chunk. */
 static void run_several_chunks(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch,
                                gs_fault *fault) {
     const flash f = flash_of(call->node);

@@ -152,7 +152,7 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
 
 /* -- ends of rows, less than a strip ------------------------------------------------------------------------------- */
 
-#define HAS_ENDS 1
+#define JOINS_ROWS 0
 
 /* The 32 activations of step j of a strip. */
 INLINE __m256i step_of(const int type, const gs_strip *strip, int j) {

@@ -2,7 +2,7 @@
  *
  * Included by x86_few_q.h.  Of types with minima a block has 32 elements here (takes_strips).
  */
-#define HAS_ENDS 0              /* see gs_product_kernels */
+#define JOINS_ROWS 1            /* see gs_product_kernels */
 
 INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);
@@ -30,19 +30,20 @@ INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
     }
 }
 
-/* Adds the products of eight steps to acc[column]; `scaled`: products of the weights' scales and those of a strip. */
-INLINE void add_whole(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      const __m512 *scaled, vec acc[][2]) {
+/* Adds the products of eight steps to acc[row] of R rows; scaled[row]: the products of the weights' scales and those of
+ * the strip, 0 for steps of another row. */
+INLINE void add_whole(const int type, const int R, const uint8_t *p, const gs_strip *y, const __m512 *scaled,
+                      vec acc[][2]) {
     UNROLL for (int j = 0; j < 8; j += 2) {
         __m512i v = lanes_of_two(type, p, j);
         __m512i place = halves_of(type) == 2
             ? _mm512_setr_epi32(2 * j, 2 * j, 2 * j, 2 * j, 2 * j + 1, 2 * j + 1, 2 * j + 1, 2 * j + 1,
                                 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 2, 2 * j + 3, 2 * j + 3, 2 * j + 3, 2 * j + 3)
             : _mm512_setr_epi32(j, j, j, j, j, j, j, j, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1, j + 1);
-        UNROLL for (int c = 0; c < N; c++) {
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(y[c][at].q + 32 * j));
-            vec *sum = &acc[c][j / 2 % 2];
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), *sum);
+        __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), v, _mm512_loadu_si512(y->q + 32 * j));
+        UNROLL for (int r = 0; r < R; r++) {
+            vec *sum = &acc[r][j / 2 % 2];
+            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[r]), *sum);
         }
     }
 }
@@ -55,8 +56,8 @@ INLINE __m512i strip_nibbles(const int type, const uint8_t *p, const block_words
 }
 
 /* add_whole for strips in halves: 128 elements are scaled together, not 64. */
-INLINE void add_halved(const int type, const int N, const uint8_t *p, const block_words *words, const uint64_t *fifths,
-                       const gs_strip *const y[], int64_t at, const __m512 *scaled, vec acc[][2]) {
+INLINE void add_halved(const int type, const int R, const uint8_t *p, const block_words *words, const uint64_t *fifths,
+                       const gs_strip *y, const __m512 *scaled, vec acc[][2]) {
     UNROLL for (int i = 0; i < 2; i++) {
         const int j = 4 * i;
         __m512i low, high, place = _mm512_setr_epi32(j, j, j, j, j + 1, j + 1, j + 1, j + 1,
@@ -66,39 +67,56 @@ INLINE void add_halved(const int type, const int N, const uint8_t *p, const bloc
             low = with_fifths(low, fifths[2 * i]);
             high = with_fifths(high, fifths[2 * i + 1]);
         }
-        UNROLL for (int c = 0; c < N; c++) {
-            const int8_t *q = y[c][at].q + 128 * i;
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(q));
-            dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(q + 64));
-            acc[c][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[c]), acc[c][i]);
-        }
+        __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low, _mm512_loadu_si512(y->q + 128 * i));
+        dot = _mm512_dpbusd_epi32(dot, high, _mm512_loadu_si512(y->q + 128 * i + 64));
+        UNROLL for (int r = 0; r < R; r++)
+            acc[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(place, scaled[r]), acc[r][i]);
     }
+}
+
+/* The scales of the strip that begins at p, as strip_scales; and the blocks and their fifth bits, where these are read
+ * as words. */
+INLINE __m512 read_strip(const int type, const uint8_t *p, __m512 *times, block_words *words, uint64_t fifths[4]) {
+    if (!reads_words(type))
+        return strip_scales(type, p, times);
+    *words = words_from(p, bytes_of(type));
+    __m512i header = header_words(type, words);
+    if (has_fifths(type))
+        _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(header, 1));
+    return scales_of_header(type, header, times);
+}
+
+/* Adds the products of strip y to acc[row] and low[row].  Where R is 2 the strip belongs to two rows: the first n steps
+ * to row 0, the others to row 1. */
+INLINE void add_to_rows(const int type, const int R, int n, const uint8_t *p, const gs_strip *y, vec acc[][2],
+                        __m256 low[]) {
+    static const int32_t masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const __m256 first = _mm256_loadu_ps((const float *)masks + 8 - n);
+    __m512 times, scaled[2];
+    block_words words;
+    uint64_t fifths[4];
+    __m512 s = read_strip(type, p, &times, &words, fifths);
+    scaled[0] = _mm512_mul_ps(s, halves_of(type) == 2 ? _mm512_loadu_ps(y->d) : widened(_mm256_loadu_ps(y->d)));
+    if (R == 1) {
+        UNROLL for (int h = 0; h < halves_of(type); h++)
+            low[0] = _mm256_fmadd_ps(h ? _mm512_extractf32x8_ps(times, 1) : _mm512_castps512_ps256(times),
+                                     _mm256_loadu_ps(y->sum + 8 * h), low[0]);
+    } else {
+        const __m256 all = _mm512_castps512_ps256(scaled[0]), t = _mm512_castps512_ps256(times);
+        const __m256 sum = _mm256_loadu_ps(y->sum);
+        scaled[0] = widened(_mm256_and_ps(first, all));
+        scaled[1] = widened(_mm256_andnot_ps(first, all));
+        low[0] = _mm256_fmadd_ps(_mm256_and_ps(first, t), sum, low[0]);
+        low[1] = _mm256_fmadd_ps(_mm256_andnot_ps(first, t), sum, low[1]);
+    }
+    if (has_halved_strips(type))
+        add_halved(type, R, p, &words, fifths, y, scaled, acc);
+    else
+        add_whole(type, R, p, y, scaled, acc);
 }
 
 INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
                       vec acc[][2], __m256 low[]) {
-    __m512 times, s, scaled[GS_FEW_Q];
-    block_words words;
-    uint64_t fifths[4];
-    if (reads_words(type)) {
-        words = words_from(p, bytes_of(type));
-        __m512i header = header_words(type, &words);
-        s = scales_of_header(type, header, &times);
-        if (has_fifths(type))
-            _mm256_storeu_si256((__m256i *)fifths, _mm512_extracti64x4_epi64(header, 1));
-    } else {
-        s = strip_scales(type, p, &times);
-    }
-    UNROLL for (int c = 0; c < N; c++) {
-        const gs_strip *strip = y[c] + at;
-        scaled[c] = halves_of(type) == 2 ? _mm512_mul_ps(s, _mm512_loadu_ps(strip->d))
-            : widened(_mm256_mul_ps(_mm512_castps512_ps256(s), _mm256_loadu_ps(strip->d)));
-        UNROLL for (int h = 0; h < halves_of(type); h++)
-            low[c] = _mm256_fmadd_ps(h ? _mm512_extractf32x8_ps(times, 1) : _mm512_castps512_ps256(times),
-                                     _mm256_loadu_ps(strip->sum + 8 * h), low[c]);
-    }
-    if (has_halved_strips(type))
-        add_halved(type, N, p, &words, fifths, y, at, scaled, acc);
-    else
-        add_whole(type, N, p, y, at, scaled, acc);
+    UNROLL for (int c = 0; c < N; c++)
+        add_to_rows(type, 1, GS_STRIP_STEPS, p, y[c] + at, &acc[c], &low[c]);
 }

@@ -31,10 +31,10 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
         }
         const int over = (int)(of->steps % GS_STRIP_STEPS);
         if (units_of(type) == 1 && over > 0) {
-#if HAS_ENDS
-            add_end(type, N, p, y, strips, over, acc, low, rest, sum);
-#else
+#if JOINS_ROWS
             add_strip(type, N, p - (GS_STRIP_STEPS - over) * bytes_of(type), y, strips, acc, low);
+#else
+            add_end(type, N, p, y, strips, over, acc, low, rest, sum);
 #endif
         }
         UNROLL for (int c = 0; c < N; c++)

@@ -22,6 +22,7 @@
 #define COLUMN_WORK (8 << 20)   /* multiplications of an item of one panel of rows and some columns of a group  */
 #define LEAST_COLUMNS 240       /* least columns of such an item, as each item repacks its panel of rows      */
 #define PREPARED (1 << 16)      /* elements that one part of the call `prepare` converts                     */
+#define JOINED (26 << 10)       /* the most bytes of joined rows and their strips, which stay in L1          */
 #define EARLIER 24              /* a product is computed with an earlier one at most so many calls earlier   */
 
 static const gs_product_kernels *kernels_here(void) {
@@ -85,22 +86,26 @@ static void order_step(const gs_cell_q *cell, int j, int order, int scales, floa
     }
 }
 
-static void prepare_strips(const gs_product *of, const char *from, gs_strip *strip) {
+/* How many strips a column has. */
+static int64_t strips_of(const gs_product *of) {
+    return pieces(of->steps * of->strip_rows, GS_STRIP_STEPS);
+}
+
+static void prepare_strips(const gs_product *of, const char *from, gs_strip *strips) {
     const gs_layout *b = &of->node->src[1]->layout;
-    int per_step = 32 / of->kind->group, is_offset = !of->kind->has_min;
-    int over = (int)(of->steps % GS_STRIP_STEPS);
-    int zeros = over == 0 || of->kernels->has_ends ? 0 : GS_STRIP_STEPS - over;
-    int32_t offset = of->kernels->offset(of->kind);
-    float room[GS_STEP_Q];
+    int per_step = 32 / of->kind->group;
+    float times = of->kind->has_min ? 1.0f : (float)-of->kernels->offset(of->kind), room[GS_STEP_Q];
+    int64_t zeros = strips_of(of) * GS_STRIP_STEPS - of->steps * of->strip_rows;    /* steps of the last strip */
     gs_cell_q cell;
+    if (zeros > 0)
+        memset(&strips[strips_of(of) - 1], 0, sizeof(gs_strip));
     for (int64_t step = 0; step < of->steps; step++) {
-        int j = (int)(step % GS_STRIP_STEPS);
-        if (j == 0)
-            memset(strip, 0, sizeof(*strip));
+        int64_t in_last = of->steps - step <= of->steps % GS_STRIP_STEPS;
+        int64_t at = of->kernels->joins_rows && in_last ? step + zeros : step;
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
-        float times = is_offset ? (float)-offset : 1.0f;
-        order_step(&cell, step < of->steps - over ? j : zeros + j, of->strip_order, per_step, times, strip);
-        strip += j == GS_STRIP_STEPS - 1;
+        for (int64_t row = 0; row < of->strip_rows; row++, at += of->steps)
+            order_step(&cell, (int)(at % GS_STRIP_STEPS), of->strip_order, per_step, times,
+                       &strips[at / GS_STRIP_STEPS]);
     }
 }
 
@@ -249,6 +254,7 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
         int row_by_row = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
         if (of->columns > 1 || !row_by_row)     /* side by side (side_q.h) */
             of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
+        of->row_step = pieces(of->row_step, of->strip_rows) * of->strip_rows;
         if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
             of->row_step = pieces(of->row_step, panel) * panel;
         cost = panel * row_bytes;
@@ -271,12 +277,25 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
     of->prepared = clamped(PREPARED / of->k, 1, INT32_MAX);
 }
 
+/* How many rows of weights, of row_bytes each, that follow one another are joined: the least number that has whole
+ * strips. */
+static int32_t joined_rows(const gs_product *of, int64_t row_bytes) {
+    int32_t rows = 1;
+    if (of->kind == NULL || !of->kernels->joins_rows || of->steps < GS_STRIP_STEPS)
+        return 1;
+    while (of->steps * rows % GS_STRIP_STEPS != 0)
+        rows *= 2;
+    int64_t bytes = rows * row_bytes + of->steps * rows / GS_STRIP_STEPS * (int64_t)sizeof(gs_strip);
+    return of->m % rows == 0 && bytes <= JOINED ? rows : 1;
+}
+
 /* Whether the calls `choose` and `prepare` leave the same bytes for both products.  For strips these depend on the
  * offset, the minima and the scales of the weights' type, and on the order of elements. */
 static int same_columns(const gs_product *x, const gs_product *y) {
     const gs_node *const *a = x->node->src, *const *b = y->node->src;
-    if (x->node->op != y->node->op || x->strip_order != y->strip_order || a[0]->layout.ne[2] != b[0]->layout.ne[2]
-        || a[0]->layout.ne[3] != b[0]->layout.ne[3] || !gs_same_elements(a[1], b[1]))
+    if (x->node->op != y->node->op || x->strip_order != y->strip_order || x->strip_rows != y->strip_rows
+        || a[0]->layout.ne[2] != b[0]->layout.ne[2] || a[0]->layout.ne[3] != b[0]->layout.ne[3]
+        || !gs_same_elements(a[1], b[1]))
         return 0;
     if (gs_is_id(x) && !gs_same_elements(a[2], b[2]))
         return 0;
@@ -343,14 +362,14 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->reads_ahead = gs_reads_ahead();
     of->few = of->kind != NULL ? of->kernels->few_columns(of->kind) : GS_FEW_F;
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
-    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps) : 0;
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
+    of->strip_rows = a->nb[1] == row_bytes ? joined_rows(of, row_bytes) : 1;
+    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps * of->strip_rows) : 0;
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
     if (of->strip_order > 0) {
-        int64_t strips = pieces(of->steps, GS_STRIP_STEPS) * (int64_t)sizeof(gs_strip);
-        of->column_bytes = clamped(of->column_bytes, strips, INT64_MAX);
+        of->column_bytes = clamped(of->column_bytes, strips_of(of) * (int64_t)sizeof(gs_strip), INT64_MAX);
     }
     if (gs_checked_align(head, GS_CELL, &of->cells) || gs_checked_mul(total, of->column_bytes, &bytes)
         || gs_checked_add(bytes, of->cells, &bytes) || gs_checked_mul(of->row_items, of->column_items, &items)

@@ -8,7 +8,7 @@
 #define DOTPROD 1
 #include "matmul_neon.h"
 
-const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, HAS_ENDS, offset_of,
+const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS, offset_of,
                                             quantize, few, many, scratch_of};
 #if defined(__clang__)
 #pragma clang attribute pop

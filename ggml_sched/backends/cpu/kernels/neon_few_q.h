@@ -13,7 +13,7 @@ INLINE int takes_strips(const int type, int64_t steps) {
     return 1;
 }
 
-#define HAS_ENDS 1
+#define JOINS_ROWS 0
 
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {

@@ -47,8 +47,9 @@ typedef struct gs_cell_q {
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
- * the weights' scales.  Steps beyond k are zeros (or see `has_ends`).  The order of q is of n steps the first 16
- * elements each, then the others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
+ * the weights' scales.  Steps beyond k are zeros; but where rows are joined, a column is repeated `strip_rows` times.
+ * The order of q is of n steps the first 16 elements each, then the others, and so for the next n steps; n is the
+ * product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -66,11 +67,13 @@ typedef struct gs_product_kernels {
     int32_t (*few_columns)(const gs_block_kind *kind);
     /* Of at most so many columns, at most GS_FEW_Q, `few` takes strips where `strip_order` is not 0; else cells. */
     int32_t strip_columns;
-    /* The order of these strips, for columns of `steps` cells; 0: `few` takes none. */
+    /* The order of these strips, for rows, or joined rows, of `steps` steps; 0: `few` takes none. */
     int32_t (*strip_order)(const gs_block_kind *kind, int64_t steps);
-    /* Where `steps` is no multiple of eight: 1, the last strip begins with the steps that are left; 0, they are its
-     * last ones, after zeros in place of steps that are in the strip before, too. */
-    int32_t has_ends;
+    /* What `few` does where `steps` is no multiple of eight.  0: the last strip of a row begins with the steps that are
+     * left.  1: rows that follow one another may be joined, so that a strip may have steps of two (`strip_rows`); where
+     * they are not, the steps that are left are the last ones of a strip, after zeros in place of steps that are in the
+     * strip before, too. */
+    int32_t joins_rows;
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */
@@ -91,6 +94,7 @@ struct gs_product {
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
     int32_t strip_order;        /* the order of strips, for a group of few columns; 0: none */
+    int32_t strip_rows;         /* rows that are joined: together they are whole strips; 1: each begins with a strip */
     int32_t reads_ahead;        /* gs_reads_ahead                                        */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */

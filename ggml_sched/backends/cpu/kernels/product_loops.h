@@ -34,6 +34,9 @@ static int32_t strip_order_of(const gs_block_kind *kind, int64_t steps) {
 
 #include "few_q.h"
 #if STRIP_COLUMNS == 1
+#if JOINS_ROWS
+#include "joined_q.h"
+#endif
 #include "side_q.h"
 #else
 #define FEW_Q(TYPE, type) \

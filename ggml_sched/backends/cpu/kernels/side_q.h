@@ -260,6 +260,18 @@ static int32_t few_columns(const gs_block_kind *kind) {
     return most_columns(kind->type);
 }
 
+/* One column, of which the product has strips. */
+INLINE void strips_q(const int type, const gs_product *of, const char *shared, int64_t group, int64_t row0,
+                     int64_t row1) {
+#if JOINS_ROWS
+    if (units_of(type) == 1 && of->strip_rows > 1) {
+        joined_q(type, of, shared, group, row0, row1);
+        return;
+    }
+#endif
+    few_q(type, 1, of, shared, group, row0, row1);
+}
+
 /* A function for each number of columns: compilers need longer for one with all of them.  Seven columns take as long
  * as eight would, and so on. */
 #define SIDE_Q(TYPE, type, N) \
@@ -275,7 +287,7 @@ static int32_t few_columns(const gs_block_kind *kind) {
         switch (gs_columns_of(of, shared, group)) { \
         case 1: \
             if (of->strip_order > 0 && takes_strips(GS_TYPE_##TYPE, GS_STRIP_STEPS)) \
-                few_q(GS_TYPE_##TYPE, 1, of, shared, group, row0, row1); \
+                strips_q(GS_TYPE_##TYPE, of, shared, group, row0, row1); \
             else \
                 side_##type##_1(of, shared, group, row0, row1); \
             return; \

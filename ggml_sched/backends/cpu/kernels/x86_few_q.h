@@ -36,8 +36,8 @@ INLINE int strip_order(const int type) {
 }
 
 /* Whether one column is multiplied row by row.  With AVX-512 this was faster, or as fast, for q6_K and iq4_xs; of the
- * other types with 256 elements in a block side by side was (side_q.h), and for short rows of no whole number of
- * strips. */
+ * other types with 256 elements in a block side by side was (side_q.h), and for short rows of no
+ * whole number of strips that are not joined.  `steps`: of a row, or of joined rows. */
 INLINE int takes_strips(const int type, int64_t steps) {
     return !WIDE || type == GS_TYPE_Q6_K || type == GS_TYPE_IQ4_XS
         || (units_of(type) == 1 && (steps % GS_STRIP_STEPS == 0 || steps >= 32));
