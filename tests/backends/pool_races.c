@@ -49,7 +49,7 @@ static void *run(void *number) {
             calls[i] = (gs_call){.run = fill, .n_parts = PARTS, .arg = {r + i}};
             if (r % 4 < 2) {
                 calls[i].run_several = fill_several;
-                calls[i].together = 5;
+                calls[i].at_once = 5;
             }
             calls[i + 1] = (gs_call){.run = sum, .n_parts = PARTS, .arg = {0, failing && i == 6}};
         }

@@ -12,6 +12,7 @@
 
 #define PARTS 37
 #define PATIENCE 20             /* seconds */
+#define AT_ONCE 5
 static _Atomic int runs[PARTS], done, wrong, groups;
 
 static void run_several(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch, gs_fault *fault) {
@@ -26,7 +27,7 @@ static void run_several(const gs_call *call, int32_t part, int32_t n, char *shar
     for (int i = 0; i < n; i++)
         runs[part + i]++;
     done += n;
-    wrong += n > 1 && (n != call->together || part % n);
+    wrong += n > 1 && (n != call->at_once || part % n);
     groups += n > 1;
 }
 
@@ -35,12 +36,12 @@ static void run(const gs_call *call, int32_t part, char *shared, char *scratch, 
 }
 
 /* Runs one call, whose part number `slow` is slow (-1: none is). */
-static void run_call(gs_pool *pool, const gs_work *work, int together, int slow) {
+static void run_call(gs_pool *pool, const gs_work *work, gs_run_several several, int at_once, int slow) {
     gs_fault fault;
     gs_call call = {.run = run, .n_parts = PARTS, .arg = {slow}};
-    if (together > 0) {
-        call.run_several = run_several;
-        call.together = together;
+    if (at_once > 0) {
+        call.run_several = several;
+        call.at_once = at_once;
     }
     memset(runs, 0, sizeof(runs));
     done = groups = 0;
@@ -50,17 +51,36 @@ static void run_call(gs_pool *pool, const gs_work *work, int together, int slow)
         wrong += runs[i] != 1;
 }
 
+static void run_until_7(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault) {
+    (void)call; (void)shared; (void)scratch;
+    runs[part]++;
+    if (part == 7)
+        *fault = (gs_fault){GS_FAULT_ID, 0, part, 0};
+}
+
+/* A call without run_several, of which parts are claimed at once: those after a fault do not run. */
+static void run_faulty_call(gs_pool *pool, const gs_work *work) {
+    gs_fault fault;
+    gs_call call = {.run = run_until_7, .n_parts = PARTS, .at_once = AT_ONCE};
+    memset(runs, 0, sizeof(runs));
+    if (gs_pool_run(pool, &call, 1, work, NULL, &fault) != 0 || fault.value != 7)
+        wrong++;
+    wrong += runs[7] != 1 || (work->n_threads == 1 && (runs[8] != 0 || runs[9] != 0));
+}
+
 int main(void) {
     _Alignas(64) static char memory[64 * 3];
     for (int32_t threads = 1; threads <= 3; threads++) {
         gs_work work = {memory, 0, 64, threads};
         gs_pool *pool = gs_pool_new();
         gs_pool_resize(pool, threads);
-        for (int together = 0; together <= 5; together += 5) {
-            run_call(pool, &work, together, -1);
-            wrong += threads == 1 && groups != (together ? PARTS / together : 0);
+        run_faulty_call(pool, &work);
+        run_call(pool, &work, NULL, AT_ONCE, -1);
+        for (int at_once = 0; at_once <= AT_ONCE; at_once += AT_ONCE) {
+            run_call(pool, &work, run_several, at_once, -1);
+            wrong += threads == 1 && groups != (at_once ? PARTS / at_once : 0);
             for (int slow = 0; slow < PARTS && threads > 1 && !wrong; slow++)
-                run_call(pool, &work, together, slow);
+                run_call(pool, &work, run_several, at_once, slow);
         }
         gs_pool_free(pool);
     }

@@ -16,7 +16,7 @@ import op_results
 import pytest
 from forks import in_child
 from instruction_sets import ISAS
-from op_results import compute
+from op_results import compute, place
 
 import ggml_sched as gs
 from ggml_sched.graph import quants
@@ -145,6 +145,35 @@ def test_products_that_join_rows_and_others_share_no_columns(isa, type, blocks):
         out = ctx.concat(*(ctx.mul_mat(a, b) for a, _ in pairs), 0)
         got = compute(ctx, out, {b: x, **{a: held for a, (held, _) in pairs}}, False)
         assert_product(got, np.concatenate([w for _, (_, w) in pairs]), met(type, x))
+
+
+@pytest.mark.spread("type isa", "n_tokens isa")
+@pytest.mark.parametrize("type", [type for type in BLOCKS if block_size(type) == 32])
+@pytest.mark.parametrize("n_tokens", [1, 2, 40])
+def test_experts_whose_rows_are_read_as_one(isa, type, n_tokens):
+    """Where rows are joined, with one or two tokens, an expert may have two columns, for which they are not."""
+    k, m, n_expert = 32 * 9, 40, 5
+    held, w = weights(type, n_expert, m, k)
+    x = normal(n_tokens, 1, k)
+    names = np.stack([np.arange(n_tokens) % 2, np.full(n_tokens, 2)], 1).astype(np.int32)
+    names[0, 0] = 4
+    ctx = gs.Context()
+    a, b = ctx.tensor(type, (k, m, n_expert)), ctx.tensor("f32", (k, 1, n_tokens))
+    ids = ctx.tensor("i32", (2, n_tokens))
+    got = compute(ctx, ctx.mul_mat_id(a, b, ids), {a: held, b: x, ids: names}).reshape(n_tokens, 2, m)
+    for token, used in itertools.product(range(n_tokens), range(2)):
+        assert_product(got[token, used], w[names[token, used]], met(type, x)[token, 0])
+
+
+def test_products_of_many_columns_need_no_memory_for_joined_rows(ctx):
+    """577 rows of 18 blocks cannot be joined."""
+    sizes = []
+    for m in (576, 577):
+        out = ctx.mul_mat(ctx.tensor("q4_0", (576, m)), ctx.tensor("f32", (576, 512)))
+        with gs.CpuBackend(1) as backend:
+            place(ctx, backend)
+            sizes.append(backend.graph_plan_create(gs.Graph(out)).work_size)
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.spread("type isa", "wrong isa")

@@ -157,7 +157,7 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     int64_t each = m * work * keys, units = units_per_part(heads * chunks, each, FEW_WORK);
     if (reads_rows(&f)) {
         need(&to->scratch, row_bytes_padded(rows_floats(&f) + CHUNK));
-        while (units < f.k->layout.ne[2] && f.k->layout.ne[2] % units != 0)     /* for whole parts of a row */
+        while (units < f.k->layout.ne[2] && f.k->layout.ne[2] % units != 0)     /* so that parts divide a row */
             units--;
     }
     gs_call call = call_over(node, position, run_chunks, heads * chunks, each, units * each);
@@ -165,7 +165,7 @@ static int build_attention(const gs_node *node, int32_t position, gs_calls *to, 
     call.arg[3] = size;
     if (reads_rows(&f)) {
         call.run_several = run_several_chunks;
-        call.together = (int32_t)(f.k->layout.ne[2] / units);
+        call.at_once = (int32_t)(f.k->layout.ne[2] / units);
     }
     int status = gs_add_call(to, &call);
     if (status != GS_OK || chunks == 1)

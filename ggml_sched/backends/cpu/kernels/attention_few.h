@@ -21,6 +21,11 @@ static int64_t used_fours(const float *bias, int64_t n) {
     return (used + 3) / 4;
 }
 
+/* Whether of n keys those are gathered that are not masked: if they are at most half, counted in fours. */
+static int gathers_keys(const float *bias, int64_t n) {
+    return bias != NULL && 2 * 4 * used_fours(bias, n) <= n;
+}
+
 /* Of n keys, whose numbers begin at `first`, the numbers of those that are not masked to `index`, and their masks to
  * `to`, which may be `bias`.  Returns how many these are. */
 static int64_t unmasked_keys(const float *bias, int64_t first, int64_t n, int32_t *index, float *to) {
@@ -330,7 +335,7 @@ static void attend_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t 
                         float *top, float *total) {
     int64_t width = padded(f->d);
     const char *v0 = row_of(f->v, (where){first, head_kv, batch});
-    /* Where the keys begin that run_chunks reads next: of this chunk those of the next head, or else the next chunk. */
+    /* Where the keys begin that run_chunk reads next: of this chunk those of the next head, or else the next chunk. */
     const int has_next = head_kv + 1 < f->n_head / f->group;
     const char *then = row_of(f->k, (where){has_next ? first : first + n, has_next ? head_kv + 1 : 0, batch});
     int64_t key = 0;
@@ -401,15 +406,14 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     const int32_t *index = NULL;
     if (share_mask(f, m0, m))
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
-    int64_t used = bias == NULL ? n : 4 * used_fours(bias, n);
-    if (used == 0) {
+    if (bias != NULL && used_fours(bias, n) == 0) {
         for (int64_t i = 0; i < m; i++) {
             top[i * stride] = -INFINITY;
             total[i * stride] = 0;
         }
         return;
     }
-    if (2 * used <= n) {
+    if (gathers_keys(bias, n)) {
         n = whole_fours(unmasked_keys(bias, 0, n, s.index, s.tile), s.index, s.tile);
         index = s.index;
         bias = s.tile;

@@ -80,26 +80,24 @@ static void attend_rows(const flash *f, int64_t batch, int64_t first, int64_t n,
         for (int64_t head = 0; head < heads; head++) {
             int64_t now = n - key < values.rows ? n - key : values.rows;
             const char *v = head_of_block(&values, key, head);
-            const float *weights = scores + head * m * APART + key;
+            float *sums = acc + head * m * wide, *weights = scores + head * m * APART + key;
             if (f->v->layout.type == GS_TYPE_F16)
-                add_keys(GS_TYPE_F16, f->dv, acc + head * m * wide, wide, weights, m, v, NULL, values.stride, now, 0,
-                         NULL, 0);
+                add_keys(GS_TYPE_F16, f->dv, sums, wide, weights, m, v, NULL, values.stride, now, 0, NULL, 0);
             else
-                add_keys(GS_TYPE_BF16, f->dv, acc + head * m * wide, wide, weights, m, v, NULL, values.stride, now, 0,
-                         NULL, 0);
+                add_keys(GS_TYPE_BF16, f->dv, sums, wide, weights, m, v, NULL, values.stride, now, 0, NULL, 0);
         }
     for (int64_t i = 0; i < lines; i++)
         memcpy(to + i * between + 2, acc + i * wide, (size_t)f->dv * sizeof(float));
 }
 
 /* run_chunk for all heads of the chunk of unit `unit`: by rows where that gives the same bits, that is where
- * attend_lines would not gather the keys that are not masked. */
+ * attend_lines would not gather keys. */
 static void run_rows(const gs_call *call, const flash *f, int64_t unit, char *shared, char *scratch) {
     int64_t m = f->group, chunks = call->arg[2], size = call->arg[3], heads = f->n_head / m;
     const chunk_of_keys of = chunk_number(call, f, unit);
     float *to = (float *)shared + of.result, *tile = (float *)scratch + rows_floats(f);
     const float *bias = bias_of(f, line_of(f, 0, of.batch, 0), of.first, of.n, tile);
-    if (bias != NULL && 2 * 4 * used_fours(bias, of.n) <= of.n) {
+    if (gathers_keys(bias, of.n)) {
         for (int64_t head = 0; head < heads; head++)
             run_chunk(call, f, unit + head, shared, scratch);
         return;

@@ -31,7 +31,7 @@ typedef struct gs_fault {
  * `fault`; its caller has set the kind to GS_FAULT_NONE. */
 typedef void (*gs_run)(const gs_call *call, int32_t part, char *shared, char *scratch, gs_fault *fault);
 
-/* Computes parts part .. part + n - 1 of a call, to the same bits as gs_run. */
+/* Computes parts part .. part + n - 1 of a call, any of them, to the same bits as gs_run. */
 typedef void (*gs_run_several)(const gs_call *call, int32_t part, int32_t n, char *shared, char *scratch,
                              gs_fault *fault);
 
@@ -42,7 +42,7 @@ struct gs_call {
     int32_t position;           /* index of `node`, as given to gs_build_node   */
     int64_t arg[GS_MAX_ARGS];   /* numbers and pointers; each kernel has its own meaning for them */
     gs_run_several run_several; /* NULL: as gs_run, one part after the other    */
-    int32_t together;           /* faster by run_several: parts together * i .. together * (i + 1) - 1; 0: none */
+    int32_t at_once;            /* n > 0: run_several is faster for parts n * i .. n * i + n - 1; 0: for none */
 };
 
 /* A growing list of calls.  While calls run, they have three kinds of work memory, all at addresses that are multiples

@@ -340,7 +340,7 @@ static int can_be_earlier(const gs_node *node, const gs_calls *list, int32_t fir
 
 /* Appends a product to those that call number tables->multiply computes; 0 if its result must not be computed there.
  * It is then also written if a call in between fails: after a fault the memory of nodes is undefined. */
-static int joined(gs_product *of, gs_calls *to, gs_tables *tables) {
+static int appended(gs_product *of, gs_calls *to, gs_tables *tables) {
     gs_call *call = &to->call[tables->multiply];
     if (call->n_parts > INT32_MAX - of->n_parts || !can_be_earlier(of->node, to, tables->multiply))
         return 0;
@@ -364,7 +364,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
-    of->strip_rows = a->nb[1] == row_bytes ? joined_rows(of, row_bytes) : 1;
+    of->strip_rows = a->nb[1] == row_bytes && expected <= of->kernels->strip_columns ? joined_rows(of, row_bytes) : 1;
     of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps * of->strip_rows) : 0;
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
@@ -397,7 +397,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
         call.n_parts = (int32_t)n_prepare;
         if (gs_add_call(to, &call))
             return GS_NO_HOST_MEMORY;
-    } else if (joined(kept, to, tables)) {
+    } else if (appended(kept, to, tables)) {
         return GS_OK;
     }
     call.run = multiply;

@@ -1,10 +1,11 @@
 /* pool.c -- see pool.h.
  *
  * The parts of a call are divided among the threads: each has a range of parts that follow one another, so it reads
- * memory in order, and the same memory each time that a call runs.  A thread claims the first part of its own range;
- * when that is empty, the last part of another one.  One word holds the unclaimed parts of a range, and a claim is a
- * compare-and-swap of that word, so a claim that is late takes a part of the present call or fails.  Between a claim
- * and its report in `done`, `call` stays valid, because the caller waits until all parts are done.
+ * memory in order, and the same memory each time that a call runs.  A thread claims the first part of its own range,
+ * or the first few where a call computes them faster at once; when that is empty, the last part of another one.  One
+ * word holds the unclaimed parts of a range, and a claim is a compare-and-swap of that word, so a claim that is late
+ * takes parts of the present call or fails.  Between a claim and its report in `done`, `call` stays valid, because the
+ * caller waits until all parts are done.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -41,7 +42,7 @@ typedef struct crew {
     _Atomic int32_t waiting;        /* the caller sleeps until the last part is done */
     _Alignas(CACHE_LINE) _Atomic int32_t asleep;    /* number of threads that sleep  */
     _Atomic int32_t stop;
-    _Atomic int32_t together;       /* of the present call */
+    _Atomic int32_t at_once;        /* of the present call */
     const gs_call *call;
     const gs_work *work;
     gs_time *time;                  /* of the present call; NULL: not measured */
@@ -106,9 +107,9 @@ static inline void run_parts(const gs_call *call, int32_t part, int32_t n, char 
         call->run(call, part, shared, scratch, fault);
 }
 
-/* How many of the parts first .. end - 1 a thread computes next: those that are computed together, or one. */
-static inline int32_t next_parts(int32_t together, int32_t first, int32_t end) {
-    return together > 0 && first % together == 0 && end - first >= together ? together : 1;
+/* How many of the parts first .. end - 1 a thread computes next: those that are computed at once, or one. */
+static inline int32_t next_parts(int32_t at_once, int32_t first, int32_t end) {
+    return at_once > 0 && first % at_once == 0 && end - first >= at_once ? at_once : 1;
 }
 
 static void do_parts(crew *c, int32_t part, int32_t n, int32_t number) {
@@ -136,13 +137,13 @@ static void report(crew *c, int32_t n) {
     }
 }
 
-/* Claims the first part of a range, or the first few that are computed together, and returns how many; 0 if all were
- * claimed already.  A claim that is late may have read `together` of an earlier call, so any number may come out. */
+/* Claims the first part of a range, or the first few that are computed at once, and returns how many; 0 if all were
+ * claimed already.  A claim that is late may have read `at_once` of an earlier call, so any number may come out. */
 static inline int32_t claim_first(crew *c, seat *of, int32_t *part) {
     uint64_t range = atomic_load_explicit(&of->range, memory_order_acquire);
     while (has_any(range)) {
-        int32_t together = atomic_load_explicit(&c->together, memory_order_relaxed), first = first_of(range);
-        int32_t n = next_parts(together, first, end_of(range));
+        int32_t at_once = atomic_load_explicit(&c->at_once, memory_order_relaxed), first = first_of(range);
+        int32_t n = next_parts(at_once, first, end_of(range));
         *part = first;
         if (atomic_compare_exchange_weak(&of->range, &range, range_of(first + n, end_of(range))))
             return n;
@@ -339,7 +340,7 @@ static void wait_for_others(crew *c, int32_t n_parts) {
 static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fault) {
     int32_t n = c->n + 1, end = 0;
     c->call = call;
-    atomic_store_explicit(&c->together, call->together, memory_order_relaxed);
+    atomic_store_explicit(&c->at_once, call->at_once, memory_order_relaxed);
     c->time = time;
     c->fault.kind = GS_FAULT_NONE;
     atomic_store(&c->done, 0);
@@ -362,7 +363,7 @@ static void share_call(crew *c, const gs_call *call, gs_time *time, gs_fault *fa
 
 static void run_alone(const gs_call *call, const gs_work *work, gs_fault *fault) {
     for (int32_t part = 0, n; part < call->n_parts && fault->kind == GS_FAULT_NONE; part += n) {
-        n = next_parts(call->together, part, call->n_parts);
+        n = next_parts(call->at_once, part, call->n_parts);
         run_parts(call, part, n, work->memory, scratch_of(work, 0), fault);
     }
 }

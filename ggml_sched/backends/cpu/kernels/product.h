@@ -47,9 +47,9 @@ typedef struct gs_cell_q {
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
- * the weights' scales.  Steps beyond k are zeros; but where rows are joined, a column is repeated `strip_rows` times.
- * The order of q is of n steps the first 16 elements each, then the others, and so for the next n steps; n is the
- * product's `strip_order`, 1, 2 or 4. */
+ * the weights' scales.  A column is repeated for each of `strip_rows` rows; where that is no whole number of strips,
+ * the last one has zeros, too (`joins_rows`).  The order of q is of n steps the first 16 elements each, then the
+ * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -94,7 +94,7 @@ struct gs_product {
     int32_t type;               /* of the weights                                        */
     int64_t k, m;               /* length of a row of weights, and their number          */
     int32_t strip_order;        /* the order of strips, for a group of few columns; 0: none */
-    int32_t strip_rows;         /* rows that are joined: together they are whole strips; 1: each begins with a strip */
+    int32_t strip_rows;         /* rows that are joined: together they are whole strips; 1: none are */
     int32_t reads_ahead;        /* gs_reads_ahead                                        */
     int64_t steps;              /* activation cells of a column                          */
     int64_t column_bytes;       /* bytes of a converted column, enough for `steps` cells or for its strips (gs_strip) */

@@ -170,7 +170,7 @@ INLINE void vto_bf16(uint16_t *p, vf x) {
 /* 2^n, for n in -126 .. 127. */
 INLINE vf vpow2(vi n) { return (vf)((n + 127) << 23); }
 
-/* p * 2^n, rounded once, for p in 0.5 .. 2 and whole n in -160 .. 160, which `whole` holds, too. */
+/* p * 2^n, rounded once, for p in 0.5 .. 2 and n in -160 .. 160; `whole` is n as f32. */
 INLINE vf vscaled(vf p, vi n, vf whole) {
 #if GS_LEVEL == 2
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)whole);

@@ -35,9 +35,9 @@ INLINE int strip_order(const int type) {
     return WIDE ? 4 : 2;
 }
 
-/* Whether one column is multiplied row by row.  With AVX-512 this was faster, or as fast, for q6_K and iq4_xs; of the
- * other types with 256 elements in a block side by side was (side_q.h), and for short rows of no
- * whole number of strips that are not joined.  `steps`: of a row, or of joined rows. */
+/* Whether one column is multiplied row by row.  `steps`: of a row, or of joined rows.  With AVX-512 this was faster,
+ * or as fast, for q6_K and iq4_xs; side by side (side_q.h) was faster for the other types with 256 elements in a
+ * block, and for short rows of no whole number of strips that are not joined. */
 INLINE int takes_strips(const int type, int64_t steps) {
     return !WIDE || type == GS_TYPE_Q6_K || type == GS_TYPE_IQ4_XS
         || (units_of(type) == 1 && (steps % GS_STRIP_STEPS == 0 || steps >= 32));
