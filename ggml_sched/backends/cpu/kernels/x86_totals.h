@@ -8,7 +8,8 @@
 
 #include <immintrin.h>
 
-#ifdef __AVX512F__
+/* For pragmas that choose a target Clang, unlike GCC, does not define __AVX512F__. */
+#if (defined(GS_LEVEL) && GS_LEVEL == 2) || (defined(WIDE) && WIDE)
 static inline __attribute__((always_inline, unused)) __m512 gs_folded(__m512 x, __m512 y, const int halves) {
     if (halves)     /* of 512 bits: those of x, then those of y */
         return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
@@ -25,7 +26,6 @@ static inline __attribute__((always_inline, unused)) void gs_totals_512(__m512 a
 }
 #endif
 
-#ifdef __AVX__
 static inline __attribute__((always_inline, unused)) __m128 gs_halves_256(__m256 x) {
     return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
 }
@@ -37,6 +37,5 @@ static inline __attribute__((always_inline, unused)) void gs_totals_256(__m256 a
     g = _mm_add_ps(_mm_movelh_ps(g, h), _mm_movehl_ps(h, g));
     _mm_storeu_ps(to, _mm_add_ps(_mm_shuffle_ps(e, g, 0x88), _mm_shuffle_ps(e, g, 0xdd)));
 }
-#endif
 
 #endif
