@@ -406,15 +406,16 @@ static void attend_lines(const flash *f, int64_t head_kv, int64_t batch, int64_t
     const int32_t *index = NULL;
     if (share_mask(f, m0, m))
         bias = bias_of(f, line_of(f, head_kv, batch, m0), first, n, s.tile);
-    if (bias != NULL && used_fours(bias, n) == 0) {
-        for (int64_t i = 0; i < m; i++) {
-            top[i * stride] = -INFINITY;
-            total[i * stride] = 0;
-        }
-        return;
-    }
     if (gathers_keys(bias, n)) {
-        n = whole_fours(unmasked_keys(bias, 0, n, s.index, s.tile), s.index, s.tile);
+        n = unmasked_keys(bias, 0, n, s.index, s.tile);
+        if (n == 0) {
+            for (int64_t i = 0; i < m; i++) {
+                top[i * stride] = -INFINITY;
+                total[i * stride] = 0;
+            }
+            return;
+        }
+        n = whole_fours(n, s.index, s.tile);
         index = s.index;
         bias = s.tile;
     }
