@@ -343,7 +343,7 @@ SCALES = {"q2_K": 80, "q3_K": 108, "q6_K": 208}
 
 @pytest.mark.spread("type isa", "type wrong", "type n", "n isa")
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
-@pytest.mark.parametrize("n", [1, 3, 7, 13])
+@pytest.mark.parametrize("n", [1, 3, 7, 13, 17])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
     k, m = 2 * max(block_size(type), 16), 18
@@ -363,7 +363,7 @@ def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
 
 @pytest.mark.spread("size isa", "size type", "size n", "type isa", "n isa")
 @pytest.mark.parametrize("type", ["q8_0", "q4_1", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_xs"])
-@pytest.mark.parametrize("n", [1, 3, 13])
+@pytest.mark.parametrize("n", [1, 3, 13, 17])
 @pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30, 1e35])
 def test_activations_of_any_size(isa, type, n, size):
     k, m = 2 * block_size(type), 18
@@ -406,7 +406,7 @@ def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
         blocks[first::3, :, begin:end] = byte
         scales[first::3] = np.uint8([0, 255, 127, 128, 0, 255])[:, None, None]
     w = quants.dequantize(held, gs.Type[type.upper()])
-    for n in (1, 4, 8, 13):
+    for n in (1, 4, 8, 13, 17):
         x = np.float32([1, -1])[np.arange(n) % 2, None] * np.ones((n, k), np.float32)
         got, want = run(type, held, (k, m), x).reshape(n, m), x.astype(np.float64) @ w.T
         assert np.abs(got - want).max() <= 1e-5 * np.abs(w).sum(1).max()

@@ -2,8 +2,14 @@
  *
  * Included by product_loops.h.  A panel of rows is repacked so that one vector holds elements at the same k of
  * neighbouring rows; the panel is then multiplied with tiles of columns.  Products of the 32 elements of a step (of 16,
- * for types with two scales) are summed in integers, exactly; each such sum is then scaled and added in f32.
+ * for types with two scales, unless they are folded) are summed in integers, exactly; each such sum is then scaled and
+ * added in f32.
  */
+/* Whether the levels of a type are multiplied by their factors before they are packed (folded_q.h). */
+INLINE int folds(const int type) {
+    return FOLDS && (type == GS_TYPE_Q2_K || type == GS_TYPE_Q3_K);
+}
+
 /* Bytes of a step (32 elements of k) of a packed panel.  For each of the step's scales it holds: the scale of every
  * row, the minimum of every row if the type has minima, then the levels: the first four of every row, then the next
  * four of every row, and so on. */
@@ -124,6 +130,9 @@ INLINE void tile_q(const int type, const int N, const char *panel, int64_t steps
     }
 }
 
+#include "folded_q.h"
+
+/* The tile of N columns at `out`: its sums begin at what is there if `more`. */
 INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t steps, const gs_cell_q *y, int64_t width,
                        float *const out[], int64_t rows, int more) {
     vec acc[2][TILE_Q];
@@ -131,7 +140,10 @@ INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t s
         acc[0][c] = more ? load_rows(out[c], rows, 0) : VEC_ZERO;
         acc[1][c] = more ? load_rows(out[c], rows, ROWS) : VEC_ZERO;
     }
-    tile_q(type, N, panel, steps, y, width, acc);
+    if (folds(type))
+        tile_folded(type, N, panel, steps, y, width, acc);
+    else
+        tile_q(type, N, panel, steps, y, width, acc);
     UNROLL for (int c = 0; c < N; c++) {
         store_rows(out[c], rows, 0, acc[0][c]);
         store_rows(out[c], rows, ROWS, acc[1][c]);
@@ -163,23 +175,36 @@ INLINE void run_tile_q(const int type, const int N, const char *panel, int64_t s
 
 TILE(tiles_plain, GS_TYPE_Q4_0)
 TILE(tiles_min, GS_TYPE_Q4_K)
-TILE(tiles_halves, GS_TYPE_Q6_K)
-TILE(tiles_halves_min, GS_TYPE_Q2_K)
+TILE(tiles_of_q6_k, GS_TYPE_Q6_K)
+TILE(tiles_of_q2_k, GS_TYPE_Q2_K)
+TILE(tiles_of_q3_k, GS_TYPE_Q3_K)
 TILE(tiles_signed, GS_TYPE_Q8_0)
 
 typedef void (*tiles_fn)(int64_t, const char *, int64_t, const gs_cell_q *, int64_t, float *const[], int64_t, int);
 
+/* The function for panels of a type. */
+INLINE tiles_fn tiles_for(const int type) {
+    switch (type) {
+    case GS_TYPE_Q2_K: return tiles_of_q2_k;
+    case GS_TYPE_Q3_K: return tiles_of_q3_k;
+    case GS_TYPE_Q6_K: return tiles_of_q6_k;
+    default: return has_min(type) ? tiles_min : is_signed(type) ? tiles_signed : tiles_plain;
+    }
+}
+
 INLINE void many_q(const int type, const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
                    int64_t column0, int64_t column1, char *scratch) {
-    const tiles_fn tiles = halves_of(type) == 2 ? (has_min(type) ? tiles_halves_min : tiles_halves)
-        : has_min(type) ? tiles_min : is_signed(type) ? tiles_signed : tiles_plain;
+    const tiles_fn tiles = tiles_for(type);
     int64_t stride = of->node->src[0]->layout.nb[1], columns = gs_columns_of(of, shared, group);
     const char *a = gs_weights_of(of, shared, group);
     for (int64_t row = row0; row < row1; row += PANEL) {
         int64_t rows = row1 - row < PANEL ? row1 - row : PANEL;
         for (int64_t step = 0; step < of->steps; step += DEPTH_Q) {
             int64_t steps = of->steps - step < DEPTH_Q ? of->steps - step : DEPTH_Q;
-            pack_q(type, a + row * stride, stride, rows, step, steps, scratch);
+            if (folds(type))
+                pack_folded(type, a + row * stride, stride, rows, step, steps, scratch);
+            else
+                pack_q(type, a + row * stride, stride, rows, step, steps, scratch);
             for (int64_t column = column0; column < column1; column += GS_TILE_Q) {
                 int64_t tile = column / GS_TILE_Q, width = gs_width_of(of, columns, tile);
                 const gs_cell_q *y = (const gs_cell_q *)gs_tile_of(of, shared, group, tile) + step * width;

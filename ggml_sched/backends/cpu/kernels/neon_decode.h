@@ -78,6 +78,25 @@ INLINE v32 lanes(const int type, const uint8_t *p, const int j) {
     }
 }
 
+/* The levels of elements 32 j .. 32 j + 31 of the block at p, multiplied by the factors of both halves: `products` has
+ * the products of each factor and the levels 0 .. 7; those of Q3_K, plus 128. */
+INLINE v32 folded(const int type, const uint8_t *p, const int j, const uint64_t products[2]) {
+    v32 at = type == GS_TYPE_Q3_K ? minus(lanes(type, p, j), -4) : lanes(type, p, j);
+    uint8x16_t low = vqtbl1q_u8(vreinterpretq_u8_u64(vdupq_n_u64(products[0])), at.val[0]);
+    uint8x16_t high = vqtbl1q_u8(vreinterpretq_u8_u64(vdupq_n_u64(products[1])), at.val[1]);
+    return type == GS_TYPE_Q3_K ? minus(both(low, high), 128) : both(low, high);
+}
+
+/* The factors of the 16 elements of each group of a block (folded_q.h); those of Q3_K plus 32. */
+INLINE void factors_of(const int type, const uint8_t *p, uint8_t factors[16]) {
+    for (int i = 0; i < 16; i++) {
+        if (type == GS_TYPE_Q2_K)
+            factors[i] = p[i] & 15;
+        else
+            factors[i] = (uint8_t)((p[96 + i % 8] >> i / 8 * 4 & 15) | (p[104 + i % 4] >> i / 4 * 2 & 3) << 4);
+    }
+}
+
 INLINE float half(const uint8_t *at) {
     __fp16 value;
     memcpy(&value, at, sizeof(value));

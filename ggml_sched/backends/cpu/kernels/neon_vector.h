@@ -25,6 +25,7 @@ typedef int32x4_t ivec;
 
 #define SUMS_16 0
 #define STRIP_COLUMNS GS_FEW_Q
+#define FOLDS 1
 
 /* The totals of four vectors. */
 INLINE void four_totals(vec a, vec b, vec c, vec d, float *to) {

@@ -84,6 +84,13 @@ INLINE __m256i lanes(const int type, const uint8_t *p, const int j) {
     }
 }
 
+/* The levels of elements 32 j .. 32 j + 31 of the block at p, multiplied by the factors of both halves: `products` has
+ * the products of each factor and the levels 0 .. 7. */
+INLINE __m256i folded(const int type, const uint8_t *p, const int j, const uint64_t products[2]) {
+    __m256i both = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)products));
+    return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(both, 0x50), lanes(type, p, j));
+}
+
 INLINE float half(const uint8_t *at) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(gs_load_u16(at))));
 }
@@ -104,6 +111,13 @@ INLINE __m128i factors_of_q3_k(const uint8_t *p) {
     __m128i high = _mm_srlv_epi32(_mm_set1_epi32((int)gs_load_u32(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
     high = _mm_slli_epi16(_mm_and_si128(high, _mm_set1_epi8(3)), 4);
     return _mm_sub_epi8(_mm_or_si128(v, high), _mm_set1_epi8(32));
+}
+
+/* The factors of the 16 elements of each group of a block (folded_q.h); those of Q3_K plus 32. */
+INLINE void factors_of(const int type, const uint8_t *p, uint8_t factors[16]) {
+    __m128i v = type == GS_TYPE_Q2_K ? _mm_and_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(15))
+                                     : _mm_add_epi8(factors_of_q3_k(p), _mm_set1_epi8(32));
+    _mm_storeu_si128((__m128i *)factors, v);
 }
 
 INLINE __m256 scales_of_iq4_xs(const uint8_t *p) {

@@ -52,7 +52,7 @@ INLINE __m256i add_pairs(__m256i start, __m256i sums) {
 
 /* How many results of dot2 can be added in 16 bits, of this type's levels and those of types that pack alike. */
 INLINE int in_16_bits(const int type) {
-    return is_signed(type) ? 1 : halves_of(type) == 2 && !has_min(type) ? 2 : 4;
+    return is_signed(type) ? 1 : type == GS_TYPE_Q6_K ? 2 : 4;
 }
 #else
 #define SUMS_16 0
@@ -103,6 +103,7 @@ typedef __m256 vec;
 #endif
 #define LANES (16 / STEP_VECS)
 #define STRIP_COLUMNS 1
+#define FOLDS VNNI             /* without VNNI sums of folded levels do not fit 16 bits */
 
 #if WIDE
 #define ROWS 16
