@@ -278,6 +278,36 @@ def test_rows_of_several_sequences_attend_to_their_own_cells(size, type):
         assert (np.abs(got[seen]) > 1e20).all()
 
 
+@pytest.mark.spread("size kernels", "mask kernels", "type kernels")
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("mask", ["f16", "f32"])
+@pytest.mark.parametrize("size", [(64, 64, 4, 2, 70, 200), (64, 96, 2, 2, 150, 150), (32, 32, 3, 1, 40, 300),
+                                  (128, 64, 2, 1, 8, 130)], ids=str)
+def test_rows_of_a_prompt_attend_to_the_cells_up_to_their_own(size, mask, type):
+    """Most blocks of cells are seen by all rows, with masks of 0, or by none; other rows than those that see a NaN, or
+    a value of inf, do not have it."""
+    d, d_v, n_head, n_kv_head, n_rows, n_kv = size
+    rng, ctx, past = np.random.default_rng(size), gs.Context(), n_kv - n_rows
+    q, masking = ctx.tensor("f32", (d, n_rows, n_head)), ctx.tensor(mask, (n_kv, n_rows))
+    k, v = ctx.tensor(type, (d, n_kv, n_kv_head)), ctx.tensor(type, (d_v, n_kv, n_kv_head))
+    x, y, z = (random(rng, *t.ne) for t in (q, k, v))
+    dtype = {"f16": np.float16, "f32": np.float32}[mask]
+    m = np.where(np.arange(n_kv) <= past + np.arange(n_rows)[:, None], 0, -INF).astype(dtype)
+    out = ctx.flash_attn_ext(q, k, v, masking, 0.2)
+    held = [stored(array, type) for array in (y, z)]
+    want = attention(x, *held, m[None, None], 0.2).reshape(n_rows, -1)
+    values = {q: x, k: y, v: z, masking: m}
+    assert_close(compute(ctx, out, values).reshape(n_rows, -1), want)
+    if type == "q8_0":
+        return
+    for lost, cell, wrong in ((y, past + 6, np.nan), (z, past + 5, INF), (y, 0, np.nan)):
+        before, lost[..., cell, :] = lost[..., cell, :].copy(), wrong
+        got, seen = compute(ctx, out, values).reshape(n_rows, -1), max(cell - past, 0)
+        lost[..., cell, :] = before
+        assert_close(got[:seen], want[:seen])
+        assert not np.isfinite(got[seen:]).any()
+
+
 def test_flash_attention_over_a_permuted_cache(ctx):
     d, n_head, n_kv_head, n_kv, n_rows = 8, 4, 2, 6, 3
     q, cache = ctx.tensor("f32", (d, n_head, n_rows)), ctx.tensor("f16", (d * n_kv_head, 10))

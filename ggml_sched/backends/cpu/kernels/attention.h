@@ -81,6 +81,11 @@ INLINE const float *row_as_f32(const gs_node *t, where w, int64_t n, float *copy
     return copy;
 }
 
+/* A score with its mask b, times `slope`: -inf where the key is masked, whatever its dot product was. */
+INLINE vf masked_score(vf score, vf b, vf slope) {
+    return vpick(b == -INFINITY, vset(-INFINITY), score + b * slope);
+}
+
 /* The final scores of V keys, from their dot products `scores`: limited by the soft cap `cap` (0: none), plus the mask
  * `bias` (NULL: none) times `slope`.  Masked keys get -inf, whatever their dot product was. */
 INLINE vf final_scores(const float *scores, const float *bias, float slope, float cap) {
@@ -89,8 +94,7 @@ INLINE vf final_scores(const float *scores, const float *bias, float slope, floa
         s = vtanh(s) * cap;
     if (bias == NULL)
         return s;
-    vf b = vload(bias);
-    return vpick(b == -INFINITY, vset(-INFINITY), s + b * slope);
+    return masked_score(s, vload(bias), vset(slope));
 }
 
 /* Replaces the dot products of query row l with n keys by their final scores. */

@@ -17,43 +17,45 @@
 #define TILE_VECTORS 2
 #endif
 
-/* Writes the product of a (TILE_ROWS x n) and b (n x `vectors` * V) to c, or adds it to c if `more`.  lda, ldb and ldc:
- * floats from one row of a, b and c to the next. */
-INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t n,
-                          int vectors, int more) {
+/* Writes the product of a (TILE_ROWS x n) and b (n x `vectors` * V) to c, or adds it to c if `more`.  Element (r, k) of
+ * a is a[r * row + k * next]; ldb and ldc: floats from one row of b and c to the next. */
+INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t row, int64_t next, const float *b, int64_t ldb,
+                          int64_t n, const int vectors, const int more) {
     vf s[TILE_ROWS][TILE_VECTORS];
-    for (int r = 0; r < TILE_ROWS; r++)
-        for (int i = 0; i < vectors; i++)
+    UNROLL for (int r = 0; r < TILE_ROWS; r++)
+        UNROLL for (int i = 0; i < vectors; i++)
             s[r][i] = more ? vload(c + r * ldc + i * V) : vset(0);
     for (int64_t k = 0; k < n; k++) {
         vf x[TILE_VECTORS];
-        for (int i = 0; i < vectors; i++)
+        UNROLL for (int i = 0; i < vectors; i++)
             x[i] = vload(b + k * ldb + i * V);
-        for (int r = 0; r < TILE_ROWS; r++)
-            for (int i = 0; i < vectors; i++)
-                s[r][i] = vfma(vset(a[r * lda + k]), x[i], s[r][i]);
+        UNROLL for (int r = 0; r < TILE_ROWS; r++)
+            UNROLL for (int i = 0; i < vectors; i++)
+                s[r][i] = vfma(vset(a[r * row + k * next]), x[i], s[r][i]);
     }
-    for (int r = 0; r < TILE_ROWS; r++)
-        for (int i = 0; i < vectors; i++)
+    UNROLL for (int r = 0; r < TILE_ROWS; r++)
+        UNROLL for (int i = 0; i < vectors; i++)
             vstore(c + r * ldc + i * V, s[r][i]);
 }
 
-/* Writes the product of a (`rows` x n) and b (n x `columns`) to c, or adds it to c if `more`.  `rows` must be a
- * multiple of TILE_ROWS, `columns` of V; lda, ldb and ldc: floats from one row to the next. */
-static void block_product(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
-                          int64_t rows, int64_t columns, int64_t n, int more) {
+/* The same for a of `rows` rows, a multiple of TILE_ROWS, and b of `columns` columns, a multiple of V. */
+INLINE void block_product(float *c, int64_t ldc, const float *a, int64_t row, int64_t next, const float *b, int64_t ldb,
+                          int64_t rows, int64_t columns, int64_t n, const int more) {
     int64_t i = 0;
     for (; i + TILE_VECTORS * V <= columns; i += TILE_VECTORS * V)
         for (int64_t r = 0; r < rows; r += TILE_ROWS)
-            small_product(c + r * ldc + i, ldc, a + r * lda, lda, b + i, ldb, n, TILE_VECTORS, more);
+            small_product(c + r * ldc + i, ldc, a + r * row, row, next, b + i, ldb, n, TILE_VECTORS, more);
     for (; i < columns; i += V)
         for (int64_t r = 0; r < rows; r += TILE_ROWS)
-            small_product(c + r * ldc + i, ldc, a + r * lda, lda, b + i, ldb, n, 1, more);
+            small_product(c + r * ldc + i, ldc, a + r * row, row, next, b + i, ldb, n, 1, more);
 }
 
+/* q[element][row], scores[key][row] and biases[key][row], so that a vector has V rows; keys, values and out have a row
+ * after another, and so has bias[row][key], of which `biases` is the transpose. */
 typedef struct block_memory {
-    float *q, *scores, *keys, *values, *out, *top, *total, *copy, *bias;
+    float *q, *scores, *keys, *values, *out, *top, *total, *slope, *bias, *biases;
     char *is_sparse;                /* for each block of keys */
+    int64_t m;                      /* query rows of the block; vectors may have more, with queries of zeros */
 } block_memory;
 
 static int64_t blocks_of_keys(const flash *f) {
@@ -63,108 +65,234 @@ static int64_t blocks_of_keys(const flash *f) {
 static block_memory block_memory_at(const flash *f, float *at) {
     block_memory s;
     s.q = at;
-    s.scores = s.q + BLOCK_ROWS * padded(f->d);
-    s.keys = s.scores + BLOCK_ROWS * BLOCK_KEYS;
-    s.values = s.keys + padded(f->d) * BLOCK_KEYS;
+    s.scores = s.q + padded(f->d) * BLOCK_ROWS;
+    s.keys = s.scores + BLOCK_KEYS * BLOCK_ROWS;
+    s.values = s.keys + BLOCK_KEYS * padded(f->d);
     s.out = s.values + BLOCK_KEYS * padded(f->dv);
     s.top = s.out + BLOCK_ROWS * padded(f->dv);
     s.total = s.top + BLOCK_ROWS;
-    s.bias = s.total + BLOCK_ROWS;
-    s.copy = s.bias + BLOCK_ROWS * BLOCK_KEYS;
-    s.is_sparse = (char *)(s.copy + 4 * padded(f->d));
+    s.slope = s.total + BLOCK_ROWS;
+    s.bias = s.slope + BLOCK_ROWS;
+    s.biases = s.bias + BLOCK_ROWS * BLOCK_KEYS;
+    s.is_sparse = (char *)(s.biases + BLOCK_KEYS * BLOCK_ROWS);
+    s.m = 0;
     return s;
 }
 
 static int64_t block_floats(const flash *f) {
     int64_t d = padded(f->d), dv = padded(f->dv);
-    return BLOCK_ROWS * (d + dv + 2 + 2 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + 4 * d + (blocks_of_keys(f) + 3) / 4;
+    return BLOCK_ROWS * (d + dv + 3 + 3 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + (blocks_of_keys(f) + 3) / 4;
 }
 
-/* Writes n keys from `first` on, transposed and as f32, to s->keys[element][key]; keys n .. BLOCK_KEYS - 1 become 0. */
-static void transposed_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n,
-                            block_memory *s) {
-    int64_t width = padded(f->d);
-    for (int64_t key = 0; key < BLOCK_KEYS; key += 4) {
-        const float *x[4];
-        for (int i = 0; i < 4; i++) {
-            float *copy = s->copy + i * width;
-            if (key + i < n) {
-                x[i] = row_as_f32(f->k, (where){first + key + i, head_kv, batch}, f->d, copy);
-            } else {
-                memset(copy, 0, (size_t)f->d * 4);
-                x[i] = copy;
-            }
-        }
-        for (int64_t i = 0; i < f->d; i++) {
-            float *to = s->keys + i * BLOCK_KEYS + key;
-            to[0] = x[0][i];
-            to[1] = x[1][i];
-            to[2] = x[2][i];
-            to[3] = x[3][i];
+/* Writes the transpose of `rows` x `columns` floats, multiples of four, to to[column][row], in rows of BLOCK_ROWS. */
+static void transpose_to(const float *from, int64_t apart, int64_t rows, int64_t columns, float *to) {
+    for (int64_t i = 0; i < rows; i += 4)
+        for (int64_t k = 0; k < columns; k += 4)
+            transpose_4(from + i * apart + k, apart, to + k * BLOCK_ROWS + i, BLOCK_ROWS);
+}
+
+/* Begins a block of m query rows: no key was read. */
+static void begin_rows(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+    int64_t d = padded(f->d);
+    float *rows = s->keys;
+    memset(rows, 0, (size_t)(BLOCK_ROWS * d) * 4);
+    memset(s->out, 0, (size_t)(BLOCK_ROWS * padded(f->dv)) * 4);
+    s->m = m;
+    for (int64_t i = 0; i < BLOCK_ROWS; i++) {
+        s->top[i] = -INFINITY;
+        s->total[i] = 0;
+        s->slope[i] = i < m ? slope_of(line_of(f, head_kv, batch, m0 + i).head, f->n_head, f->max_bias) : 0;
+    }
+    for (int64_t i = 0; i < m; i++)
+        scaled_query(f, line_of(f, head_kv, batch, m0 + i), rows + i * d);
+    transpose_to(rows, d, (m + V - 1) / V * V, d, s->q);
+}
+
+/* rows_as_f32 for rows of f16 or bf16, `type`, whose width is a multiple of V. */
+INLINE void halves_as_f32(const int type, const char *from, int64_t stride, int64_t n, int64_t width, float *to) {
+    for (int64_t i = 0; i < n; i++, from += stride, to += padded(width)) {
+        for (int64_t line = 0; line < 2 * width; line += 64)
+            __builtin_prefetch(from + BLOCK_KEYS * stride + line, 0, 2);
+        for (int64_t k = 0; k < width; k += V)
+            vstore(to + k, vhalves(type, (const uint16_t *)from + k));
+    }
+}
+
+/* Writes n rows of t from `first` on, of `width` elements each, to `to` as f32, `padded(width)` floats each, of which
+ * the last are 0.  Rows of f16 or bf16 of the next block are prefetched. */
+static void rows_as_f32(const gs_node *t, int64_t head_kv, int64_t batch, int64_t first, int64_t n, int64_t width,
+                        float *to) {
+    const char *from = row_of(t, (where){first, head_kv, batch});
+    int64_t stride = t->layout.nb[1], rest = padded(width) - width;
+    if (t->layout.type == GS_TYPE_F16 && rest == 0) {
+        halves_as_f32(GS_TYPE_F16, from, stride, n, width, to);
+    } else if (t->layout.type == GS_TYPE_BF16 && rest == 0) {
+        halves_as_f32(GS_TYPE_BF16, from, stride, n, width, to);
+    } else {
+        for (int64_t i = 0; i < n; i++, to += padded(width)) {
+            load_row(t->layout.type, from + i * stride, to, width);
+            memset(to + width, 0, (size_t)rest * 4);
         }
     }
 }
 
-static void values_of_keys(const flash *f, int64_t head_kv, int64_t batch, int64_t first, int64_t n, block_memory *s) {
-    int64_t width = padded(f->dv);
-    for (int64_t key = 0; key < BLOCK_KEYS; key++) {
-        float *to = s->values + key * width;
-        if (key < n)
-            load_row(f->v->layout.type, row_of(f->v, (where){first + key, head_kv, batch}), to, f->dv);
-        int64_t from = key < n ? f->dv : 0;
-        memset(to + from, 0, (size_t)(width - from) * 4);
-    }
+enum { MASKED, OPEN, PARTLY };      /* all keys are masked for all rows; no mask has a number but 0; neither */
+
+INLINE int is_any_half(vh x) {
+    uint16_t lanes[V], found = 0;
+    memcpy(lanes, &x, sizeof(lanes));
+    for (int i = 0; i < V; i++)
+        found |= lanes[i];
+    return found != 0;
 }
 
-/* Writes the masks of m query rows for n keys to s->bias, and -inf for keys n .. BLOCK_KEYS - 1.  Returns 0 if all keys
- * are masked for all rows: the caller then skips the block. */
+INLINE int is_any(vi x) {
+    int32_t lanes[V], found = 0;
+    memcpy(lanes, &x, sizeof(lanes));
+    for (int i = 0; i < V; i++)
+        found |= lanes[i];
+    return found != 0;
+}
+
+/* What the masks of m query rows are, f16 numbers for BLOCK_KEYS keys from `first` on.  Prefetches those of the next
+ * block. */
+static int kind_of_f16_masks(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first) {
+    const int64_t *ne = f->mask->layout.ne;
+    vh is_used = {0}, bits = is_used;
+    for (int64_t i = 0; i < m; i++) {
+        if (i > 0 && share_mask(f, m0 + i - 1, 2))
+            continue;
+        line l = line_of(f, head_kv, batch, m0 + i);
+        const uint16_t *mask = (const uint16_t *)row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]})
+            + first;
+        for (int64_t k = 0; k < BLOCK_KEYS; k += V) {
+            vh x = *(const vh_any *)(mask + k);
+            is_used |= x ^ 0xfc00;
+            bits |= x;
+        }
+        for (int64_t k = 0; k < BLOCK_KEYS; k += 32)
+            __builtin_prefetch(mask + BLOCK_KEYS + k, 0, 2);
+    }
+    return !is_any_half(is_used) ? MASKED : is_any_half(bits) ? PARTLY : OPEN;
+}
+
+/* Writes the masks of m query rows for n keys to s->bias, and -inf for keys n .. BLOCK_KEYS - 1, and returns what they
+ * are.  Nothing is written where the node has no mask. */
 static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first, int64_t n,
                       block_memory *s) {
-    vi any = (vi)vset(0);
-    float tile[BLOCK_KEYS];
+    vi is_used = (vi)vset(0), differs = is_used;
+    if (f->mask == NULL)
+        return OPEN;
+    if (f->mask->layout.type == GS_TYPE_F16 && n == BLOCK_KEYS) {
+        int kind = kind_of_f16_masks(f, head_kv, batch, m0, m, first);
+        if (kind != PARTLY)
+            return kind;
+    }
+    for (int64_t i = m; i < BLOCK_ROWS; i++)
+        for (int64_t k = 0; k < BLOCK_KEYS; k++)
+            s->bias[i * BLOCK_KEYS + k] = -INFINITY;
     for (int64_t i = 0; i < m; i++) {
         float *to = s->bias + i * BLOCK_KEYS;
-        const float *bias = bias_of(f, line_of(f, head_kv, batch, m0 + i), first, n, tile);
-        if (bias == NULL)
-            memset(to, 0, (size_t)n * 4);
-        else
+        const float *bias = i > 0 && share_mask(f, m0 + i - 1, 2)
+            ? to - BLOCK_KEYS : bias_of(f, line_of(f, head_kv, batch, m0 + i), first, n, to);
+        if (bias != to)
             memcpy(to, bias, (size_t)n * 4);
         for (int64_t k = n; k < BLOCK_KEYS; k++)
             to[k] = -INFINITY;
-        for (int64_t k = 0; k < BLOCK_KEYS; k += V)
-            any |= vload(to + k) != -INFINITY;
+        for (int64_t k = 0; k < BLOCK_KEYS; k += V) {
+            vf x = vload(to + k);
+            is_used |= x != -INFINITY;
+            differs |= x != 0;
+        }
     }
-    int32_t seen[V], found = 0;
-    memcpy(seen, &any, sizeof(seen));
-    for (int i = 0; i < V; i++)
-        found |= seen[i];
-    return found;
+    return !is_any(is_used) ? MASKED : is_any(differs) ? PARTLY : OPEN;
 }
 
-/* Turns the scores of a block into weights, exp(score - largest).  If a row's largest score grows, the row's sums over
- * earlier keys are rescaled to the new largest score. */
-static void weigh_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+/* How many keys of a block are read for `rows` query rows from `row` on, which have masks in s->bias: up to the last
+ * one that one of them does not mask. */
+static int64_t keys_read(int64_t row, int64_t rows, const block_memory *s) {
+    int64_t n = 0;
+    for (int64_t i = row; i < row + rows; i++) {
+        const float *bias = s->bias + i * BLOCK_KEYS;
+        int64_t last = BLOCK_KEYS;
+        while (last > n && bias[last - 1] == -INFINITY)
+            last--;
+        n = last;
+    }
+    return n;
+}
+
+/* Multiplies the sums of V query rows from `row` on by `change`. */
+static void rescale_rows(const flash *f, int64_t row, vf change, block_memory *s) {
     int64_t width = padded(f->dv);
-    for (int64_t i = 0; i < m; i++) {
-        float *scores = s->scores + i * BLOCK_KEYS;
-        finish_scores(f, line_of(f, head_kv, batch, m0 + i), scores, s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
-        float top = largest_of(scores, BLOCK_KEYS);
-        if (top < s->top[i] || top == -INFINITY)
-            top = s->top[i];
-        if (top == -INFINITY) {
-            if (has_nan(scores, BLOCK_KEYS))
-                s->total[i] = NAN;              /* finish_block sees the NaN and recomputes the row */
-            memset(scores, 0, BLOCK_KEYS * 4);
-            continue;
-        }
-        if (top != s->top[i]) {
-            float change = exp_of_one(s->top[i] - top);
-            s->total[i] *= change;
-            for (int64_t k = 0; k < width; k += V)
-                vstore(s->out + i * width + k, vload(s->out + i * width + k) * change);
-            s->top[i] = top;
-        }
-        s->total[i] += exponents(scores, BLOCK_KEYS, top);
+    float by[V];
+    vstore(by, change);
+    for (int64_t i = 0; i < V; i++) {
+        float *out = s->out + (row + i) * width;
+        for (int64_t k = 0; k < width && by[i] != 1; k += V)
+            vstore(out + k, vload(out + k) * by[i]);
+    }
+}
+
+/* Turns the dot products of V query rows from `row` on with n keys into weights, exp(score - largest).  If a row's
+ * largest score grows, the row's sums over earlier keys are rescaled to the new largest score.  With a score of NaN the
+ * total is NaN: finish_block then computes the row again. */
+INLINE void weigh_rows(const flash *f, int64_t row, int64_t n, const int has_bias, block_memory *s) {
+    float *scores = s->scores + row;
+    const float *bias = s->biases + row, cap = f->softcap;
+    vf before = vload(s->top + row), top = before, slope = vload(s->slope + row);
+    for (int64_t k = 0; k < n; k++) {
+        vf x = vload(scores + k * BLOCK_ROWS);
+        if (cap != 0)
+            x = vtanh(x) * cap;
+        if (has_bias)
+            x = masked_score(x, vload(bias + k * BLOCK_ROWS), slope);
+        if (cap != 0 || has_bias)
+            vstore(scores + k * BLOCK_ROWS, x);
+        top = vmax(x, top);
+    }
+    vf base = vpick(top == -INFINITY, vset(0), top), change = vexp(before - base);
+    vf total = vload(s->total + row) * change;
+    for (int64_t k = 0; k < n; k++) {
+        vf x = vexp(vload(scores + k * BLOCK_ROWS) - base);
+        vstore(scores + k * BLOCK_ROWS, x);
+        total += x;
+    }
+    vstore(s->top + row, top);
+    vstore(s->total + row, total);
+    if (is_any((change != 1) & (before != -INFINITY)))
+        rescale_rows(f, row, change, s);
+}
+
+INLINE int64_t whole_tiles(int64_t n) {
+    return (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+}
+
+/* Adds the first n keys of a block to the sums of `rows` query rows from `row` on; both are multiples of V. */
+static void attend_block(const flash *f, int64_t row, int64_t rows, int64_t n, int has_bias, block_memory *s) {
+    int64_t d = padded(f->d), dv = padded(f->dv), used = s->m - row < rows ? s->m - row : rows;
+    block_product(s->scores + row, BLOCK_ROWS, s->keys, d, 1, s->q + row, BLOCK_ROWS, whole_tiles(n), rows, f->d, 0);
+    for (int64_t i = row; i < row + rows; i += V) {
+        if (has_bias)
+            weigh_rows(f, i, n, 1, s);
+        else
+            weigh_rows(f, i, n, 0, s);
+    }
+    block_product(s->out + row * dv, dv, s->scores + row, 1, BLOCK_ROWS, s->values, dv, whole_tiles(used), dv, n, 1);
+}
+
+/* Adds the keys of a block, with masks in s->bias, to the sums of `rows` query rows, of each as many keys as it reads:
+ * neighbouring vectors of rows that read equally many keys are computed together. */
+static void attend_partly(const flash *f, int64_t rows, block_memory *s) {
+    int64_t n[BLOCK_ROWS / V];
+    for (int64_t i = 0; i < rows; i += V)
+        n[i / V] = keys_read(i, V, s);
+    transpose_to(s->bias, BLOCK_KEYS, rows, BLOCK_KEYS, s->biases);
+    for (int64_t row = 0, end; row < rows; row = end) {
+        for (end = row + V; end < rows && n[end / V] == n[row / V]; end += V)
+            ;
+        if (n[row / V] > 0)
+            attend_block(f, row, end - row, n[row / V], 1, s);
     }
 }
 
@@ -182,13 +310,14 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
 }
 
 /* Whether a block has so few keys that are not masked that attend_keys is faster, as measured: `most` groups of four
- * keys, each of one row, take no longer than the block, a part of whose time is to convert and transpose its keys.
- * attend_keys converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
-static int block_is_sparse(const flash *f, int64_t m, const block_memory *s) {
-    int64_t used = 0, most = (is_half(f->k) && is_half(f->v) ? 40 + 4 * m : 16 + m / 2);
-    for (int64_t i = 0; i < m && used <= most; i++)
-        used += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS);
-    return used <= most;
+ * keys, each of one row, take no longer than the block, a part of whose time is to convert its keys and values.  Rows
+ * with the mask of the row before are computed together with it, which takes a third of the time for each.  attend_keys
+ * converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
+static int block_is_sparse(const flash *f, int64_t m0, int64_t m, const block_memory *s) {
+    int64_t thirds = 0, most = is_half(f->k) && is_half(f->v) ? 24 + 5 * m / 2 : 20 + m;
+    for (int64_t i = 0; i < m && thirds <= 3 * most; i++)
+        thirds += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS) * (i > 0 && share_mask(f, m0 + i - 1, 2) ? 1 : 3);
+    return thirds <= 3 * most;
 }
 
 /* Gathers keys of sparse blocks, from block *block on, that a query row does not mask: up to CHUNK of them, of whole
@@ -208,7 +337,7 @@ static int64_t gather_keys(const flash *f, line l, int64_t *block, const block_m
 /* Adds the keys of sparse blocks to the sums of m rows: of those that have one mask, up to TOGETHER rows at a time.  It
  * works in the memory of the block's keys and values, which is larger for all sizes. */
 static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
-    int64_t size = 2 + padded(f->dv), width = padded(f->d);
+    int64_t size = 2 + padded(f->dv);
     float *sums = s->keys;
     lines_memory lines = lines_memory_at(f, sums + TOGETHER * size, TOGETHER);
     for (int64_t i = 0, alike; i < m; i += alike) {
@@ -217,7 +346,8 @@ static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_
         for (int64_t block = 0, n; (n = gather_keys(f, line_of(f, head_kv, batch, m0 + i), &block, s, lines)) > 0;)
             for (int64_t r = i, now; r < i + alike; r += now) {
                 now = together(i + alike - r);
-                lines.q = s->q + r * width;
+                for (int64_t k = 0; k < now; k++)
+                    scaled_query(f, line_of(f, head_kv, batch, m0 + r + k), lines.q + k * padded(f->d));
                 attend_keys(f, head_kv, batch, m0 + r, now, 0, n, lines.tile, lines.index, lines, sums + 2, size, sums,
                             sums + 1);
                 for (int64_t k = 0; k < now; k++)
@@ -280,34 +410,28 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
     flash f = flash_of(call->node);
     block_memory s = block_memory_at(&f, (float *)scratch);
     int64_t rows = f.n_rows * f.group, blocks = call->arg[2], n_head_kv = f.n_head / f.group;
-    int64_t width = padded(f.dv), d = padded(f.d), most = call->arg[3];
+    int64_t most = call->arg[3];
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
         int64_t m0 = unit % blocks * most, head_kv = unit / blocks % n_head_kv;
         int64_t batch = unit / blocks / n_head_kv, m = rows - m0 < most ? rows - m0 : most;
-        int64_t whole = (m + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-        memset(s.q, 0, (size_t)(BLOCK_ROWS * d) * 4);
-        memset(s.out, 0, (size_t)(BLOCK_ROWS * width) * 4);
-        memset(s.scores, 0, BLOCK_ROWS * BLOCK_KEYS * 4);
-        for (int64_t i = 0; i < BLOCK_ROWS; i++) {
-            s.top[i] = -INFINITY;
-            s.total[i] = 0;
-        }
-        for (int64_t i = 0; i < m; i++)
-            scaled_query(&f, line_of(&f, head_kv, batch, m0 + i), s.q + i * d);
+        int64_t whole = (m + V - 1) / V * V;
+        begin_rows(&f, head_kv, batch, m0, m, &s);
         int any_sparse = 0;
         for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
-            int used = block_bias(&f, head_kv, batch, m0, m, first, n, &s);
-            int sparse = used && f.mask != NULL && block_is_sparse(&f, m, &s);
+            int masks = block_bias(&f, head_kv, batch, m0, m, first, n, &s);
+            int sparse = masks == PARTLY && block_is_sparse(&f, m0, m, &s);
             s.is_sparse[first / BLOCK_KEYS] = (char)sparse;
             any_sparse |= sparse;
-            if (!used || sparse)
+            if (masks == MASKED || sparse)
                 continue;
-            transposed_keys(&f, head_kv, batch, first, n, &s);
-            values_of_keys(&f, head_kv, batch, first, n, &s);
-            block_product(s.scores, BLOCK_KEYS, s.q, d, s.keys, BLOCK_KEYS, whole, BLOCK_KEYS, f.d, 0);
-            weigh_block(&f, head_kv, batch, m0, m, &s);
-            block_product(s.out, width, s.scores, BLOCK_KEYS, s.values, width, whole, width, BLOCK_KEYS, 1);
+            rows_as_f32(f.k, head_kv, batch, first, n, f.d, s.keys);
+            memset(s.keys + n * padded(f.d), 0, (size_t)((whole_tiles(n) - n) * padded(f.d)) * 4);
+            rows_as_f32(f.v, head_kv, batch, first, n, f.dv, s.values);
+            if (masks == OPEN)
+                attend_block(&f, 0, whole, n, 0, &s);
+            else
+                attend_partly(&f, whole, &s);
         }
         if (any_sparse)
             attend_sparse(&f, head_kv, batch, m0, m, &s);

@@ -100,6 +100,23 @@ INLINE void vsums(vf a, vf b, vf c, vf d, float *to) {
 #endif
 }
 
+/* Writes the transpose of 4 x 4 floats; `apart` and `to_apart`: floats from one row to the next. */
+INLINE void transpose_4(const float *from, int64_t apart, float *to, int64_t to_apart) {
+#if GS_LEVEL > 0
+    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + apart);
+    __m128 c = _mm_loadu_ps(from + 2 * apart), d = _mm_loadu_ps(from + 3 * apart);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(to, a);
+    _mm_storeu_ps(to + to_apart, b);
+    _mm_storeu_ps(to + 2 * to_apart, c);
+    _mm_storeu_ps(to + 3 * to_apart, d);
+#else
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++)
+            to[k * to_apart + i] = from[i * apart + k];
+#endif
+}
+
 INLINE float vlargest(vf x) {
     float t[V], top;
     vstore(t, x);
