@@ -57,14 +57,20 @@ static void scaled_query(const flash *f, line l, float *to) {
         to[i] = q[i] * f->scale;
 }
 
+/* Where the mask of a query row begins; NULL if the node has no mask. */
+static const char *mask_of(const flash *f, line l) {
+    if (f->mask == NULL)
+        return NULL;
+    const int64_t *ne = f->mask->layout.ne;
+    return row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]});
+}
+
 /* The mask of a query row for keys first .. first + n - 1, as f32: a pointer into an f32 mask, else to `tile`, to which
  * the values are converted.  NULL if the node has no mask. */
 static const float *bias_of(const flash *f, line l, int64_t first, int64_t n, float *tile) {
     if (f->mask == NULL)
         return NULL;
-    const int64_t *ne = f->mask->layout.ne;
-    int size = gs_plain_size(f->mask->layout.type);
-    const char *at = row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]}) + first * size;
+    const char *at = mask_of(f, l) + first * gs_plain_size(f->mask->layout.type);
     if (f->mask->layout.type == GS_TYPE_F32)
         return (const float *)at;
     floats_from(f->mask->layout.type, at, tile, n);

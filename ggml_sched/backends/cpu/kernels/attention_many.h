@@ -56,6 +56,7 @@ typedef struct block_memory {
     float *q, *scores, *keys, *values, *out, *top, *total, *slope, *bias, *biases;
     char *is_sparse;                /* for each block of keys */
     int64_t m;                      /* query rows of the block; vectors may have more, with queries of zeros */
+    const char *mask[BLOCK_ROWS];   /* of each row, for all keys; NULL: the node has no mask */
 } block_memory;
 
 static int64_t blocks_of_keys(const flash *f) {
@@ -103,8 +104,11 @@ static void begin_rows(const flash *f, int64_t head_kv, int64_t batch, int64_t m
         s->total[i] = 0;
         s->slope[i] = i < m ? slope_of(line_of(f, head_kv, batch, m0 + i).head, f->n_head, f->max_bias) : 0;
     }
-    for (int64_t i = 0; i < m; i++)
-        scaled_query(f, line_of(f, head_kv, batch, m0 + i), rows + i * d);
+    for (int64_t i = 0; i < m; i++) {
+        line l = line_of(f, head_kv, batch, m0 + i);
+        scaled_query(f, l, rows + i * d);
+        s->mask[i] = mask_of(f, l);
+    }
     transpose_to(rows, d, (m + V - 1) / V * V, d, s->q);
 }
 
@@ -154,17 +158,19 @@ INLINE int is_any(vi x) {
     return found != 0;
 }
 
-/* What the masks of m query rows are, f16 numbers for BLOCK_KEYS keys from `first` on.  Prefetches those of the next
+/* Whether row i of a block has the mask of the row before. */
+INLINE int shares_mask(const block_memory *s, int64_t i) {
+    return i > 0 && s->mask[i] == s->mask[i - 1];
+}
+
+/* What the masks of a block's rows are, f16 numbers for BLOCK_KEYS keys from `first` on.  Prefetches those of the next
  * block. */
-static int kind_of_f16_masks(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first) {
-    const int64_t *ne = f->mask->layout.ne;
+static int kind_of_f16_masks(const block_memory *s, int64_t first) {
     vh is_used = {0}, bits = is_used;
-    for (int64_t i = 0; i < m; i++) {
-        if (i > 0 && share_mask(f, m0 + i - 1, 2))
+    for (int64_t i = 0; i < s->m; i++) {
+        if (shares_mask(s, i))
             continue;
-        line l = line_of(f, head_kv, batch, m0 + i);
-        const uint16_t *mask = (const uint16_t *)row_of(f->mask, (where){l.row, l.head % ne[2], l.batch % ne[3]})
-            + first;
+        const uint16_t *mask = (const uint16_t *)s->mask[i] + first;
         for (int64_t k = 0; k < BLOCK_KEYS; k += V) {
             vh x = *(const vh_any *)(mask + k);
             is_used |= x ^ 0xfc00;
@@ -176,27 +182,27 @@ static int kind_of_f16_masks(const flash *f, int64_t head_kv, int64_t batch, int
     return !is_any_half(is_used) ? MASKED : is_any_half(bits) ? PARTLY : OPEN;
 }
 
-/* Writes the masks of m query rows for n keys to s->bias, and -inf for keys n .. BLOCK_KEYS - 1, and returns what they
- * are.  Nothing is written where the node has no mask. */
-static int block_bias(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, int64_t first, int64_t n,
-                      block_memory *s) {
+/* What the masks of a block's rows are for n keys from `first` on.  Where they are PARTLY masked, they are in s->bias;
+ * those of other rows, and of keys n .. BLOCK_KEYS - 1, are -inf there. */
+static int block_bias(const flash *f, int64_t first, int64_t n, block_memory *s) {
     vi is_used = (vi)vset(0), differs = is_used;
     if (f->mask == NULL)
         return OPEN;
-    if (f->mask->layout.type == GS_TYPE_F16 && n == BLOCK_KEYS) {
-        int kind = kind_of_f16_masks(f, head_kv, batch, m0, m, first);
+    int type = f->mask->layout.type, size = gs_plain_size(type);
+    if (type == GS_TYPE_F16 && n == BLOCK_KEYS) {
+        int kind = kind_of_f16_masks(s, first);
         if (kind != PARTLY)
             return kind;
     }
-    for (int64_t i = m; i < BLOCK_ROWS; i++)
+    for (int64_t i = s->m; i < BLOCK_ROWS; i++)
         for (int64_t k = 0; k < BLOCK_KEYS; k++)
             s->bias[i * BLOCK_KEYS + k] = -INFINITY;
-    for (int64_t i = 0; i < m; i++) {
+    for (int64_t i = 0; i < s->m; i++) {
         float *to = s->bias + i * BLOCK_KEYS;
-        const float *bias = i > 0 && share_mask(f, m0 + i - 1, 2)
-            ? to - BLOCK_KEYS : bias_of(f, line_of(f, head_kv, batch, m0 + i), first, n, to);
-        if (bias != to)
-            memcpy(to, bias, (size_t)n * 4);
+        if (shares_mask(s, i))
+            memcpy(to, to - BLOCK_KEYS, (size_t)n * 4);
+        else
+            floats_from(type, s->mask[i] + first * size, to, n);
         for (int64_t k = n; k < BLOCK_KEYS; k++)
             to[k] = -INFINITY;
         for (int64_t k = 0; k < BLOCK_KEYS; k += V) {
@@ -313,10 +319,10 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
  * keys, each of one row, take no longer than the block, a part of whose time is to convert its keys and values.  Rows
  * with the mask of the row before are computed together with it, which takes a third of the time for each.  attend_keys
  * converts keys again for each row: in registers, which takes little time, only those of f16 and bf16. */
-static int block_is_sparse(const flash *f, int64_t m0, int64_t m, const block_memory *s) {
-    int64_t thirds = 0, most = is_half(f->k) && is_half(f->v) ? 24 + 5 * m / 2 : 20 + m;
-    for (int64_t i = 0; i < m && thirds <= 3 * most; i++)
-        thirds += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS) * (i > 0 && share_mask(f, m0 + i - 1, 2) ? 1 : 3);
+static int block_is_sparse(const flash *f, const block_memory *s) {
+    int64_t thirds = 0, most = is_half(f->k) && is_half(f->v) ? 24 + 5 * s->m / 2 : 20 + s->m;
+    for (int64_t i = 0; i < s->m && thirds <= 3 * most; i++)
+        thirds += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS) * (shares_mask(s, i) ? 1 : 3);
     return thirds <= 3 * most;
 }
 
@@ -341,7 +347,7 @@ static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_
     float *sums = s->keys;
     lines_memory lines = lines_memory_at(f, sums + TOGETHER * size, TOGETHER);
     for (int64_t i = 0, alike; i < m; i += alike) {
-        for (alike = 1; i + alike < m && share_mask(f, m0 + i, alike + 1); alike++)
+        for (alike = 1; i + alike < m && shares_mask(s, i + alike); alike++)
             ;
         for (int64_t block = 0, n; (n = gather_keys(f, line_of(f, head_kv, batch, m0 + i), &block, s, lines)) > 0;)
             for (int64_t r = i, now; r < i + alike; r += now) {
@@ -419,8 +425,7 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
         int any_sparse = 0;
         for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
-            int masks = block_bias(&f, head_kv, batch, m0, m, first, n, &s);
-            int sparse = masks == PARTLY && block_is_sparse(&f, m0, m, &s);
+            int masks = block_bias(&f, first, n, &s), sparse = masks == PARTLY && block_is_sparse(&f, &s);
             s.is_sparse[first / BLOCK_KEYS] = (char)sparse;
             any_sparse |= sparse;
             if (masks == MASKED || sparse)
