@@ -364,7 +364,7 @@ def test_what_is_not_finite_stays_so_and_stays_where_it_is(isa, type, n, wrong):
 @pytest.mark.spread("size isa", "size type", "size n", "type isa", "n isa")
 @pytest.mark.parametrize("type", ["q8_0", "q4_1", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_xs"])
 @pytest.mark.parametrize("n", [1, 3, 13, 17])
-@pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e30, 1e35])
+@pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-35, 1e-33, 1e-30, 1e30, 1e35])
 def test_activations_of_any_size(isa, type, n, size):
     k, m = 2 * block_size(type), 18
     held, w = weights(type, m, k)

@@ -87,7 +87,7 @@ INLINE v32 folded(const int type, const uint8_t *p, const int j, const uint64_t 
     return type == GS_TYPE_Q3_K ? minus(both(low, high), 128) : both(low, high);
 }
 
-/* The factors of the 16 elements of each group of a block (folded_q.h); those of Q3_K plus 32. */
+/* The factor of each 16 elements of a block (folded_q.h); those of Q3_K plus 32. */
 INLINE void factors_of(const int type, const uint8_t *p, uint8_t factors[16]) {
     for (int i = 0; i < 16; i++) {
         if (type == GS_TYPE_Q2_K)
@@ -106,6 +106,7 @@ INLINE float half(const uint8_t *at) {
 /* Decodes the scales of the block at p to s and, where its type has minima, the minima to m: units_of(type) *
  * halves_of(type) numbers each. */
 INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
+    uint8_t factors[16];
     float d, low;
     switch (type) {
     case GS_TYPE_Q4_1:
@@ -123,10 +124,9 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
         return;
     case GS_TYPE_Q3_K:
         d = half(p + 108);
-        for (int i = 0; i < 16; i++) {
-            int four = p[96 + i % 8] >> i / 8 * 4 & 15, two = p[104 + i % 4] >> i / 4 * 2 & 3;
-            s[i] = (float)((four | two << 4) - 32) * d;
-        }
+        factors_of(type, p, factors);
+        for (int i = 0; i < 16; i++)
+            s[i] = (float)(factors[i] - 32) * d;
         return;
     case GS_TYPE_Q4_K:
     case GS_TYPE_Q5_K:

@@ -104,19 +104,24 @@ INLINE void put_signed(float *to, __m128i v, float times) {
     _mm256_storeu_ps(to, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(times)));
 }
 
-/* The 16 signed bytes by which a Q3_K block's scale is multiplied. */
-INLINE __m128i factors_of_q3_k(const uint8_t *p) {
+/* The 16 factors of a Q3_K block, plus 32. */
+INLINE __m128i raised_factors_of_q3_k(const uint8_t *p) {
     __m128i v = _mm_loadl_epi64((const __m128i *)(p + 96));
     v = _mm_and_si128(_mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4)), _mm_set1_epi8(15));
     __m128i high = _mm_srlv_epi32(_mm_set1_epi32((int)gs_load_u32(p + 104)), _mm_setr_epi32(0, 2, 4, 6));
     high = _mm_slli_epi16(_mm_and_si128(high, _mm_set1_epi8(3)), 4);
-    return _mm_sub_epi8(_mm_or_si128(v, high), _mm_set1_epi8(32));
+    return _mm_or_si128(v, high);
 }
 
-/* The factors of the 16 elements of each group of a block (folded_q.h); those of Q3_K plus 32. */
+/* The 16 signed bytes by which a Q3_K block's scale is multiplied. */
+INLINE __m128i factors_of_q3_k(const uint8_t *p) {
+    return _mm_sub_epi8(raised_factors_of_q3_k(p), _mm_set1_epi8(32));
+}
+
+/* The factor of each 16 elements of a block (folded_q.h); those of Q3_K plus 32. */
 INLINE void factors_of(const int type, const uint8_t *p, uint8_t factors[16]) {
     __m128i v = type == GS_TYPE_Q2_K ? _mm_and_si128(_mm_loadu_si128((const __m128i *)p), _mm_set1_epi8(15))
-                                     : _mm_add_epi8(factors_of_q3_k(p), _mm_set1_epi8(32));
+                                     : raised_factors_of_q3_k(p);
     _mm_storeu_si128((__m128i *)factors, v);
 }
 
