@@ -282,7 +282,7 @@ def test_rows_of_several_sequences_attend_to_their_own_cells(size, type):
 @pytest.mark.parametrize("type", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("mask", ["f16", "f32"])
 @pytest.mark.parametrize("size", [(64, 64, 4, 2, 70, 200), (64, 96, 2, 2, 150, 150), (32, 32, 3, 1, 40, 300),
-                                  (128, 64, 2, 1, 8, 130)], ids=str)
+                                  (128, 64, 2, 1, 8, 130), (16, 16, 1, 1, 127, 128)], ids=str)
 def test_rows_of_a_prompt_attend_to_the_cells_up_to_their_own(size, mask, type):
     """Most blocks of cells are seen by all rows, with masks of 0, or by none; other rows than those that see a NaN, or
     a value of inf, do not have it."""
@@ -306,6 +306,21 @@ def test_rows_of_a_prompt_attend_to_the_cells_up_to_their_own(size, mask, type):
         lost[..., cell, :] = before
         assert_close(got[:seen], want[:seen])
         assert not np.isfinite(got[seen:]).any()
+
+
+@pytest.mark.parametrize("mask", ["f16", "f32"])
+def test_each_head_and_batch_may_have_a_mask_of_its_own(ctx, mask):
+    """Of blocks of cells that one head or batch does not see another sees all, with masks of 0."""
+    d, n_head, n_rows, n_kv = 32, 3, 70, 140
+    rng = np.random.default_rng(1)
+    q, k = ctx.tensor("f32", (d, n_rows, n_head, 2)), ctx.tensor("f16", (d, n_kv, n_head, 2))
+    masking = ctx.tensor(mask, (n_kv, n_rows, n_head, 2))
+    x, y = random(rng, *q.ne), random(rng, *k.ne)
+    m = np.zeros((2, n_head, n_rows, n_kv), {"f16": np.float16, "f32": np.float32}[mask])
+    m[0, 1], m[1, 2, :, :128], m[1, 0, :, 64:] = -INF, -INF, -INF
+    held = stored(y, "f16")
+    got = compute(ctx, ctx.flash_attn_ext(q, k, k, masking, 0.3), {q: x, k: y, masking: m})
+    assert_close(got, attention(x, held, held, m, 0.3))
 
 
 def test_flash_attention_over_a_permuted_cache(ctx):
@@ -375,6 +390,25 @@ def test_keys_or_values_without_elements_are_attended_to(d, d_v, type):
         assert out.ne == (d_v, 2, 1, 1)
         if d_v:
             assert_close(out.numpy().reshape(2, d_v), np.broadcast_to(stored(z, type).mean(0), (2, d_v)))
+
+
+def test_keys_without_elements_and_masks_that_leave_few_of_them(ctx, kernels):
+    """One block of cells is seen by all rows; of the others each row sees a few."""
+    d_v, n_rows, n_kv = 16, 64, 300
+    q, k, v, masking = (ctx.tensor("f32", ne, input=True)
+                        for ne in ((0, n_rows, 1), (0, n_kv, 1), (d_v, n_kv, 1), (n_kv, n_rows)))
+    out = ctx.flash_attn_ext(q, k, v, masking, 1.0)
+    rng = np.random.default_rng(2)
+    z, m = random(rng, d_v, n_kv), np.where(rng.random((n_rows, n_kv)) < 0.02, 0, -INF).astype(np.float32)
+    m[:, :64] = 0
+    with gs.CpuBackend(1, kernels=op_results.KERNELS) as backend:
+        scheduler = gs.Scheduler([backend])
+        scheduler.alloc(graph := gs.Graph(out))
+        v.set(z)
+        masking.set(m)
+        scheduler.compute(graph)
+        weights = np.exp(m.astype(np.float64))
+        assert_close(out.numpy().reshape(n_rows, d_v), weights @ z / weights.sum(1, keepdims=True))
 
 
 @pytest.mark.spread("size type", "size kernels")

@@ -18,42 +18,47 @@
 #endif
 
 /* Writes the product of a (TILE_ROWS x n) and b (n x `vectors` * V) to c, or adds it to c if `more`.  Element (r, k) of
- * a is a[r * row + k * next]; ldb and ldc: floats from one row of b and c to the next. */
-INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t row, int64_t next, const float *b, int64_t ldb,
-                          int64_t n, const int vectors, const int more) {
+ * a is a[r * row_apart + k * k_apart]; ldb and ldc: floats from one row of b and c to the next. */
+INLINE void small_product(float *c, int64_t ldc, const float *a, int64_t row_apart, int64_t k_apart, const float *b,
+                          int64_t ldb, int64_t n, const int vectors, const int more) {
     vf s[TILE_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < TILE_ROWS; r++)
         UNROLL for (int i = 0; i < vectors; i++)
-            s[r][i] = more ? vload(c + r * ldc + i * V) : vset(0);
+            s[r][i] = vset(0);
     for (int64_t k = 0; k < n; k++) {
         vf x[TILE_VECTORS];
         UNROLL for (int i = 0; i < vectors; i++)
             x[i] = vload(b + k * ldb + i * V);
         UNROLL for (int r = 0; r < TILE_ROWS; r++)
             UNROLL for (int i = 0; i < vectors; i++)
-                s[r][i] = vfma(vset(a[r * row + k * next]), x[i], s[r][i]);
+                s[r][i] = vfma(vset(a[r * row_apart + k * k_apart]), x[i], s[r][i]);
     }
     UNROLL for (int r = 0; r < TILE_ROWS; r++)
-        UNROLL for (int i = 0; i < vectors; i++)
+        UNROLL for (int i = 0; i < vectors; i++) {
+            if (more)
+                s[r][i] += vload(c + r * ldc + i * V);
             vstore(c + r * ldc + i * V, s[r][i]);
+        }
 }
 
-/* The same for a of `rows` rows, a multiple of TILE_ROWS, and b of `columns` columns, a multiple of V. */
-INLINE void block_product(float *c, int64_t ldc, const float *a, int64_t row, int64_t next, const float *b, int64_t ldb,
-                          int64_t rows, int64_t columns, int64_t n, const int more) {
+/* The same for a of `rows` rows and b of `columns` columns, a multiple of V.  Rows of a and c up to the next multiple
+ * of TILE_ROWS are read and written, too. */
+INLINE void block_product(float *c, int64_t ldc, const float *a, int64_t row_apart, int64_t k_apart, const float *b,
+                          int64_t ldb, int64_t rows, int64_t columns, int64_t n, const int more) {
     int64_t i = 0;
     for (; i + TILE_VECTORS * V <= columns; i += TILE_VECTORS * V)
         for (int64_t r = 0; r < rows; r += TILE_ROWS)
-            small_product(c + r * ldc + i, ldc, a + r * row, row, next, b + i, ldb, n, TILE_VECTORS, more);
+            small_product(c + r * ldc + i, ldc, a + r * row_apart, row_apart, k_apart, b + i, ldb, n, TILE_VECTORS,
+                          more);
     for (; i < columns; i += V)
         for (int64_t r = 0; r < rows; r += TILE_ROWS)
-            small_product(c + r * ldc + i, ldc, a + r * row, row, next, b + i, ldb, n, 1, more);
+            small_product(c + r * ldc + i, ldc, a + r * row_apart, row_apart, k_apart, b + i, ldb, n, 1, more);
 }
 
-/* q[element][row], scores[key][row] and biases[key][row], so that a vector has V rows; keys, values and out have a row
- * after another, and so has bias[row][key], of which `biases` is the transpose. */
+/* q[element][row], scores[key][row] and bias[key][row], so that a vector has V rows; keys, values and out have a row
+ * after another, and so has masks[row][key], whose transpose is `bias`. */
 typedef struct block_memory {
-    float *q, *scores, *keys, *values, *out, *top, *total, *slope, *bias, *biases;
+    float *q, *scores, *keys, *values, *out, *top, *total, *slope, *masks, *bias;
     char *is_sparse;                /* for each block of keys */
     int64_t m;                      /* query rows of the block; vectors may have more, with queries of zeros */
     const char *mask[BLOCK_ROWS];   /* of each row, for all keys; NULL: the node has no mask */
@@ -63,26 +68,33 @@ static int64_t blocks_of_keys(const flash *f) {
     return (f->n_kv + BLOCK_KEYS - 1) / BLOCK_KEYS;
 }
 
+/* Floats for keys and values, where attend_sparse and attend_again work, too. */
+static int64_t key_floats(const flash *f) {
+    int64_t dv = padded(f->dv), block = BLOCK_KEYS * (padded(f->d) + dv);
+    int64_t lines = TOGETHER * (2 + dv) + lines_floats(f, TOGETHER);
+    return padded(block > lines ? block : lines);
+}
+
 static block_memory block_memory_at(const flash *f, float *at) {
     block_memory s;
     s.q = at;
     s.scores = s.q + padded(f->d) * BLOCK_ROWS;
     s.keys = s.scores + BLOCK_KEYS * BLOCK_ROWS;
     s.values = s.keys + BLOCK_KEYS * padded(f->d);
-    s.out = s.values + BLOCK_KEYS * padded(f->dv);
+    s.out = s.keys + key_floats(f);
     s.top = s.out + BLOCK_ROWS * padded(f->dv);
     s.total = s.top + BLOCK_ROWS;
     s.slope = s.total + BLOCK_ROWS;
-    s.bias = s.slope + BLOCK_ROWS;
-    s.biases = s.bias + BLOCK_ROWS * BLOCK_KEYS;
-    s.is_sparse = (char *)(s.biases + BLOCK_KEYS * BLOCK_ROWS);
+    s.masks = s.slope + BLOCK_ROWS;
+    s.bias = s.masks + BLOCK_ROWS * BLOCK_KEYS;
+    s.is_sparse = (char *)(s.bias + BLOCK_KEYS * BLOCK_ROWS);
     s.m = 0;
     return s;
 }
 
 static int64_t block_floats(const flash *f) {
-    int64_t d = padded(f->d), dv = padded(f->dv);
-    return BLOCK_ROWS * (d + dv + 3 + 3 * BLOCK_KEYS) + BLOCK_KEYS * (d + dv) + (blocks_of_keys(f) + 3) / 4;
+    return BLOCK_ROWS * (padded(f->d) + padded(f->dv) + 3 + 3 * BLOCK_KEYS) + key_floats(f)
+        + (blocks_of_keys(f) + 3) / 4;
 }
 
 /* Writes the transpose of `rows` x `columns` floats, multiples of four, to to[column][row], in rows of BLOCK_ROWS. */
@@ -94,9 +106,11 @@ static void transpose_to(const float *from, int64_t apart, int64_t rows, int64_t
 
 /* Begins a block of m query rows: no key was read. */
 static void begin_rows(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
-    int64_t d = padded(f->d);
+    int64_t d = padded(f->d), whole = (m + V - 1) / V * V;
     float *rows = s->keys;
-    memset(rows, 0, (size_t)(BLOCK_ROWS * d) * 4);
+    memset(rows + m * d, 0, (size_t)((whole - m) * d) * 4);
+    for (int64_t i = m * BLOCK_KEYS; i < whole * BLOCK_KEYS; i++)
+        s->masks[i] = -INFINITY;
     memset(s->out, 0, (size_t)(BLOCK_ROWS * padded(f->dv)) * 4);
     s->m = m;
     for (int64_t i = 0; i < BLOCK_ROWS; i++) {
@@ -109,12 +123,12 @@ static void begin_rows(const flash *f, int64_t head_kv, int64_t batch, int64_t m
         scaled_query(f, l, rows + i * d);
         s->mask[i] = mask_of(f, l);
     }
-    transpose_to(rows, d, (m + V - 1) / V * V, d, s->q);
+    transpose_to(rows, d, whole, d, s->q);
 }
 
-/* rows_as_f32 for rows of f16 or bf16, `type`, whose width is a multiple of V. */
+/* rows_as_f32 for rows of f16 or bf16, `type`, whose width is a multiple of 16. */
 INLINE void halves_as_f32(const int type, const char *from, int64_t stride, int64_t n, int64_t width, float *to) {
-    for (int64_t i = 0; i < n; i++, from += stride, to += padded(width)) {
+    for (int64_t i = 0; i < n; i++, from += stride, to += width) {
         for (int64_t line = 0; line < 2 * width; line += 64)
             __builtin_prefetch(from + BLOCK_KEYS * stride + line, 0, 2);
         for (int64_t k = 0; k < width; k += V)
@@ -122,44 +136,34 @@ INLINE void halves_as_f32(const int type, const char *from, int64_t stride, int6
     }
 }
 
-/* Writes n rows of t from `first` on, of `width` elements each, to `to` as f32, `padded(width)` floats each, of which
- * the last are 0.  Rows of f16 or bf16 of the next block are prefetched. */
+/* Writes n rows of t from `first` on, of `width` elements each, to `to` as f32, `padded(width)` floats from one to the
+ * next.  Rows of f16 or bf16 of the next block are prefetched. */
 static void rows_as_f32(const gs_node *t, int64_t head_kv, int64_t batch, int64_t first, int64_t n, int64_t width,
                         float *to) {
     const char *from = row_of(t, (where){first, head_kv, batch});
-    int64_t stride = t->layout.nb[1], rest = padded(width) - width;
-    if (t->layout.type == GS_TYPE_F16 && rest == 0) {
+    int64_t stride = t->layout.nb[1];
+    int type = t->layout.type, is_whole = width == padded(width);
+    if (is_whole && type == GS_TYPE_F16)
         halves_as_f32(GS_TYPE_F16, from, stride, n, width, to);
-    } else if (t->layout.type == GS_TYPE_BF16 && rest == 0) {
+    else if (is_whole && type == GS_TYPE_BF16)
         halves_as_f32(GS_TYPE_BF16, from, stride, n, width, to);
-    } else {
-        for (int64_t i = 0; i < n; i++, to += padded(width)) {
-            load_row(t->layout.type, from + i * stride, to, width);
-            memset(to + width, 0, (size_t)rest * 4);
-        }
-    }
+    else
+        for (int64_t i = 0; i < n; i++)
+            load_row(type, from + i * stride, to + i * padded(width), width);
 }
 
-enum { MASKED, OPEN, PARTLY };      /* all keys are masked for all rows; no mask has a number but 0; neither */
+enum { MASKED, OPEN, MIXED };       /* all keys are masked for all rows; all masks are 0; neither */
 
-INLINE int is_any_half(vh x) {
-    uint16_t lanes[V], found = 0;
-    memcpy(lanes, &x, sizeof(lanes));
-    for (int i = 0; i < V; i++)
-        found |= lanes[i];
-    return found != 0;
-}
-
-INLINE int is_any(vi x) {
-    int32_t lanes[V], found = 0;
-    memcpy(lanes, &x, sizeof(lanes));
-    for (int i = 0; i < V; i++)
-        found |= lanes[i];
+/* Whether a vector of n bytes has a bit that is set. */
+INLINE int is_any(const void *v, size_t n) {
+    uint8_t found = 0;
+    for (size_t i = 0; i < n; i++)
+        found |= ((const uint8_t *)v)[i];
     return found != 0;
 }
 
 /* Whether row i of a block has the mask of the row before. */
-INLINE int shares_mask(const block_memory *s, int64_t i) {
+INLINE int repeats_mask(const block_memory *s, int64_t i) {
     return i > 0 && s->mask[i] == s->mask[i - 1];
 }
 
@@ -168,7 +172,7 @@ INLINE int shares_mask(const block_memory *s, int64_t i) {
 static int kind_of_f16_masks(const block_memory *s, int64_t first) {
     vh is_used = {0}, bits = is_used;
     for (int64_t i = 0; i < s->m; i++) {
-        if (shares_mask(s, i))
+        if (repeats_mask(s, i))
             continue;
         const uint16_t *mask = (const uint16_t *)s->mask[i] + first;
         for (int64_t k = 0; k < BLOCK_KEYS; k += V) {
@@ -179,27 +183,24 @@ static int kind_of_f16_masks(const block_memory *s, int64_t first) {
         for (int64_t k = 0; k < BLOCK_KEYS; k += 32)
             __builtin_prefetch(mask + BLOCK_KEYS + k, 0, 2);
     }
-    return !is_any_half(is_used) ? MASKED : is_any_half(bits) ? PARTLY : OPEN;
+    return !is_any(&is_used, sizeof(vh)) ? MASKED : is_any(&bits, sizeof(vh)) ? MIXED : OPEN;
 }
 
-/* What the masks of a block's rows are for n keys from `first` on.  Where they are PARTLY masked, they are in s->bias;
- * those of other rows, and of keys n .. BLOCK_KEYS - 1, are -inf there. */
-static int block_bias(const flash *f, int64_t first, int64_t n, block_memory *s) {
+/* What the masks of a block's rows are for n keys from `first` on.  If they are MIXED, they are in s->masks, and -inf
+ * for keys n .. BLOCK_KEYS - 1. */
+static int read_masks(const flash *f, int64_t first, int64_t n, block_memory *s) {
     vi is_used = (vi)vset(0), differs = is_used;
     if (f->mask == NULL)
         return OPEN;
     int type = f->mask->layout.type, size = gs_plain_size(type);
     if (type == GS_TYPE_F16 && n == BLOCK_KEYS) {
         int kind = kind_of_f16_masks(s, first);
-        if (kind != PARTLY)
+        if (kind != MIXED)
             return kind;
     }
-    for (int64_t i = s->m; i < BLOCK_ROWS; i++)
-        for (int64_t k = 0; k < BLOCK_KEYS; k++)
-            s->bias[i * BLOCK_KEYS + k] = -INFINITY;
     for (int64_t i = 0; i < s->m; i++) {
-        float *to = s->bias + i * BLOCK_KEYS;
-        if (shares_mask(s, i))
+        float *to = s->masks + i * BLOCK_KEYS;
+        if (repeats_mask(s, i))
             memcpy(to, to - BLOCK_KEYS, (size_t)n * 4);
         else
             floats_from(type, s->mask[i] + first * size, to, n);
@@ -211,17 +212,17 @@ static int block_bias(const flash *f, int64_t first, int64_t n, block_memory *s)
             differs |= x != 0;
         }
     }
-    return !is_any(is_used) ? MASKED : is_any(differs) ? PARTLY : OPEN;
+    return !is_any(&is_used, sizeof(vi)) ? MASKED : is_any(&differs, sizeof(vi)) ? MIXED : OPEN;
 }
 
-/* How many keys of a block are read for `rows` query rows from `row` on, which have masks in s->bias: up to the last
+/* How many keys of a block are read for `rows` query rows from `row` on, which have masks in s->masks: up to the last
  * one that one of them does not mask. */
 static int64_t keys_read(int64_t row, int64_t rows, const block_memory *s) {
     int64_t n = 0;
     for (int64_t i = row; i < row + rows; i++) {
-        const float *bias = s->bias + i * BLOCK_KEYS;
+        const float *mask = s->masks + i * BLOCK_KEYS;
         int64_t last = BLOCK_KEYS;
-        while (last > n && bias[last - 1] == -INFINITY)
+        while (last > n && mask[last - 1] == -INFINITY)
             last--;
         n = last;
     }
@@ -245,7 +246,7 @@ static void rescale_rows(const flash *f, int64_t row, vf change, block_memory *s
  * total is NaN: finish_block then computes the row again. */
 INLINE void weigh_rows(const flash *f, int64_t row, int64_t n, const int has_bias, block_memory *s) {
     float *scores = s->scores + row;
-    const float *bias = s->biases + row, cap = f->softcap;
+    const float *bias = s->bias + row, cap = f->softcap;
     vf before = vload(s->top + row), top = before, slope = vload(s->slope + row);
     for (int64_t k = 0; k < n; k++) {
         vf x = vload(scores + k * BLOCK_ROWS);
@@ -257,43 +258,39 @@ INLINE void weigh_rows(const flash *f, int64_t row, int64_t n, const int has_bia
             vstore(scores + k * BLOCK_ROWS, x);
         top = vmax(x, top);
     }
-    vf base = vpick(top == -INFINITY, vset(0), top), change = vexp(before - base);
-    vf total = vload(s->total + row) * change;
+    vf base = vpick(top == -INFINITY, vset(0), top), change = vexp(before - base), total = vset(0);
     for (int64_t k = 0; k < n; k++) {
         vf x = vexp(vload(scores + k * BLOCK_ROWS) - base);
         vstore(scores + k * BLOCK_ROWS, x);
         total += x;
     }
     vstore(s->top + row, top);
-    vstore(s->total + row, total);
-    if (is_any((change != 1) & (before != -INFINITY)))
+    vstore(s->total + row, vfma(vload(s->total + row), change, total));
+    vi has_changed = (change != 1) & (before != -INFINITY);
+    if (is_any(&has_changed, sizeof(vi)))
         rescale_rows(f, row, change, s);
-}
-
-INLINE int64_t whole_tiles(int64_t n) {
-    return (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
 }
 
 /* Adds the first n keys of a block to the sums of `rows` query rows from `row` on; both are multiples of V. */
 static void attend_block(const flash *f, int64_t row, int64_t rows, int64_t n, int has_bias, block_memory *s) {
     int64_t d = padded(f->d), dv = padded(f->dv), used = s->m - row < rows ? s->m - row : rows;
-    block_product(s->scores + row, BLOCK_ROWS, s->keys, d, 1, s->q + row, BLOCK_ROWS, whole_tiles(n), rows, f->d, 0);
+    block_product(s->scores + row, BLOCK_ROWS, s->keys, d, 1, s->q + row, BLOCK_ROWS, n, rows, f->d, 0);
     for (int64_t i = row; i < row + rows; i += V) {
         if (has_bias)
             weigh_rows(f, i, n, 1, s);
         else
             weigh_rows(f, i, n, 0, s);
     }
-    block_product(s->out + row * dv, dv, s->scores + row, 1, BLOCK_ROWS, s->values, dv, whole_tiles(used), dv, n, 1);
+    block_product(s->out + row * dv, dv, s->scores + row, 1, BLOCK_ROWS, s->values, dv, used, dv, n, 1);
 }
 
-/* Adds the keys of a block, with masks in s->bias, to the sums of `rows` query rows, of each as many keys as it reads:
+/* Adds the keys of a block with MIXED masks to the sums of `rows` query rows, of each as many keys as it reads:
  * neighbouring vectors of rows that read equally many keys are computed together. */
-static void attend_partly(const flash *f, int64_t rows, block_memory *s) {
+static void attend_mixed(const flash *f, int64_t rows, block_memory *s) {
     int64_t n[BLOCK_ROWS / V];
     for (int64_t i = 0; i < rows; i += V)
         n[i / V] = keys_read(i, V, s);
-    transpose_to(s->bias, BLOCK_KEYS, rows, BLOCK_KEYS, s->biases);
+    transpose_to(s->masks, BLOCK_KEYS, rows, BLOCK_KEYS, s->bias);
     for (int64_t row = 0, end; row < rows; row = end) {
         for (end = row + V; end < rows && n[end / V] == n[row / V]; end += V)
             ;
@@ -322,7 +319,7 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
 static int block_is_sparse(const flash *f, const block_memory *s) {
     int64_t thirds = 0, most = is_half(f->k) && is_half(f->v) ? 24 + 5 * s->m / 2 : 20 + s->m;
     for (int64_t i = 0; i < s->m && thirds <= 3 * most; i++)
-        thirds += used_fours(s->bias + i * BLOCK_KEYS, BLOCK_KEYS) * (shares_mask(s, i) ? 1 : 3);
+        thirds += used_fours(s->masks + i * BLOCK_KEYS, BLOCK_KEYS) * (repeats_mask(s, i) ? 1 : 3);
     return thirds <= 3 * most;
 }
 
@@ -340,14 +337,14 @@ static int64_t gather_keys(const flash *f, line l, int64_t *block, const block_m
     return whole_fours(used, to.index, to.tile);
 }
 
-/* Adds the keys of sparse blocks to the sums of m rows: of those that have one mask, up to TOGETHER rows at a time.  It
- * works in the memory of the block's keys and values, which is larger for all sizes. */
-static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+/* Adds the keys of sparse blocks to the sums of a block's rows: of those that have one mask, up to TOGETHER rows at a
+ * time. */
+static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, block_memory *s) {
     int64_t size = 2 + padded(f->dv);
     float *sums = s->keys;
     lines_memory lines = lines_memory_at(f, sums + TOGETHER * size, TOGETHER);
-    for (int64_t i = 0, alike; i < m; i += alike) {
-        for (alike = 1; i + alike < m && shares_mask(s, i + alike); alike++)
+    for (int64_t i = 0, alike; i < s->m; i += alike) {
+        for (alike = 1; i + alike < s->m && repeats_mask(s, i + alike); alike++)
             ;
         for (int64_t block = 0, n; (n = gather_keys(f, line_of(f, head_kv, batch, m0 + i), &block, s, lines)) > 0;)
             for (int64_t r = i, now; r < i + alike; r += now) {
@@ -363,7 +360,8 @@ static void attend_sparse(const flash *f, int64_t head_kv, int64_t batch, int64_
 }
 
 /* Recomputes a query row whose result is NaN, from unmasked keys and values alone.  The block products also multiply
- * masked values, by weight 0, and 0 times an inf or NaN is NaN. */
+ * masked values, by weight 0, and 0 times an inf or NaN is NaN.  A block that makes a NaN of finite data is slow, not
+ * wrong: results do not show it. */
 static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t m, float *memory) {
     lines_memory s = lines_memory_at(f, memory + 2 * (2 + padded(f->dv)), 1);
     int64_t size = 2 + padded(f->dv);
@@ -380,9 +378,9 @@ static void attend_again(const flash *f, int64_t head_kv, int64_t batch, int64_t
     merge_chunks(f, line_of(f, head_kv, batch, m), sum, 1, size);
 }
 
-static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
+static void finish_block(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, block_memory *s) {
     int64_t width = padded(f->dv);
-    for (int64_t i = 0; i < m; i++) {
+    for (int64_t i = 0; i < s->m; i++) {
         line l = line_of(f, head_kv, batch, m0 + i);
         float *out = result_of(f, l), total = s->total[i], weight = 1;
         const float *sum = s->out + i * width;
@@ -425,21 +423,20 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
         int any_sparse = 0;
         for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
             int64_t n = f.n_kv - first < BLOCK_KEYS ? f.n_kv - first : BLOCK_KEYS;
-            int masks = block_bias(&f, first, n, &s), sparse = masks == PARTLY && block_is_sparse(&f, &s);
+            int masks = read_masks(&f, first, n, &s), sparse = masks == MIXED && block_is_sparse(&f, &s);
             s.is_sparse[first / BLOCK_KEYS] = (char)sparse;
             any_sparse |= sparse;
             if (masks == MASKED || sparse)
                 continue;
             rows_as_f32(f.k, head_kv, batch, first, n, f.d, s.keys);
-            memset(s.keys + n * padded(f.d), 0, (size_t)((whole_tiles(n) - n) * padded(f.d)) * 4);
             rows_as_f32(f.v, head_kv, batch, first, n, f.dv, s.values);
             if (masks == OPEN)
                 attend_block(&f, 0, whole, n, 0, &s);
             else
-                attend_partly(&f, whole, &s);
+                attend_mixed(&f, whole, &s);
         }
         if (any_sparse)
-            attend_sparse(&f, head_kv, batch, m0, m, &s);
-        finish_block(&f, head_kv, batch, m0, m, &s);
+            attend_sparse(&f, head_kv, batch, m0, &s);
+        finish_block(&f, head_kv, batch, m0, &s);
     }
 }
