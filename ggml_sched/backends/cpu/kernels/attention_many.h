@@ -56,9 +56,9 @@ INLINE void block_product(float *c, int64_t ldc, const float *a, int64_t row_apa
 }
 
 /* q[element][row], scores[key][row] and bias[key][row], so that a vector has V rows; keys, values and out have a row
- * after another, and so has masks[row][key], whose transpose is `bias`. */
+ * after another.  The masks of a block of keys are at `scores` first, as masks[row][key]; `bias` is their transpose. */
 typedef struct block_memory {
-    float *q, *scores, *keys, *values, *out, *top, *total, *slope, *masks, *bias;
+    float *q, *scores, *keys, *values, *out, *top, *total, *slope, *bias;
     char *is_sparse;                /* for each block of keys */
     int64_t m;                      /* query rows of the block; vectors may have more, with queries of zeros */
     const char *mask[BLOCK_ROWS];   /* of each row, for all keys; NULL: the node has no mask */
@@ -85,15 +85,14 @@ static block_memory block_memory_at(const flash *f, float *at) {
     s.top = s.out + BLOCK_ROWS * padded(f->dv);
     s.total = s.top + BLOCK_ROWS;
     s.slope = s.total + BLOCK_ROWS;
-    s.masks = s.slope + BLOCK_ROWS;
-    s.bias = s.masks + BLOCK_ROWS * BLOCK_KEYS;
+    s.bias = s.slope + BLOCK_ROWS;
     s.is_sparse = (char *)(s.bias + BLOCK_KEYS * BLOCK_ROWS);
     s.m = 0;
     return s;
 }
 
 static int64_t block_floats(const flash *f) {
-    return BLOCK_ROWS * (padded(f->d) + padded(f->dv) + 3 + 3 * BLOCK_KEYS) + key_floats(f)
+    return BLOCK_ROWS * (padded(f->d) + padded(f->dv) + 3 + 2 * BLOCK_KEYS) + key_floats(f)
         + (blocks_of_keys(f) + 3) / 4;
 }
 
@@ -104,13 +103,14 @@ static void transpose_to(const float *from, int64_t apart, int64_t rows, int64_t
             transpose_4(from + i * apart + k, apart, to + k * BLOCK_ROWS + i, BLOCK_ROWS);
 }
 
+/* n rows, and as many more as make whole vectors of V rows. */
+static int64_t whole_vectors(int64_t n) { return (n + V - 1) / V * V; }
+
 /* Begins a block of m query rows: no key was read. */
 static void begin_rows(const flash *f, int64_t head_kv, int64_t batch, int64_t m0, int64_t m, block_memory *s) {
-    int64_t d = padded(f->d), whole = (m + V - 1) / V * V;
+    int64_t d = padded(f->d), whole = whole_vectors(m);
     float *rows = s->keys;
     memset(rows + m * d, 0, (size_t)((whole - m) * d) * 4);
-    for (int64_t i = m * BLOCK_KEYS; i < whole * BLOCK_KEYS; i++)
-        s->masks[i] = -INFINITY;
     memset(s->out, 0, (size_t)(BLOCK_ROWS * padded(f->dv)) * 4);
     s->m = m;
     for (int64_t i = 0; i < BLOCK_ROWS; i++) {
@@ -186,8 +186,8 @@ static int kind_of_f16_masks(const block_memory *s, int64_t first) {
     return !is_any(&is_used, sizeof(vh)) ? MASKED : is_any(&bits, sizeof(vh)) ? MIXED : OPEN;
 }
 
-/* What the masks of a block's rows are for n keys from `first` on.  If they are MIXED, they are in s->masks, and -inf
- * for keys n .. BLOCK_KEYS - 1. */
+/* What the masks of a block's rows are for n keys from `first` on.  If they are MIXED, they are at s->scores, of whole
+ * vectors of rows; those of rows and keys that do not exist are -inf. */
 static int read_masks(const flash *f, int64_t first, int64_t n, block_memory *s) {
     vi is_used = (vi)vset(0), differs = is_used;
     if (f->mask == NULL)
@@ -198,8 +198,10 @@ static int read_masks(const flash *f, int64_t first, int64_t n, block_memory *s)
         if (kind != MIXED)
             return kind;
     }
+    for (int64_t i = s->m * BLOCK_KEYS; i < whole_vectors(s->m) * BLOCK_KEYS; i++)
+        s->scores[i] = -INFINITY;
     for (int64_t i = 0; i < s->m; i++) {
-        float *to = s->masks + i * BLOCK_KEYS;
+        float *to = s->scores + i * BLOCK_KEYS;
         if (repeats_mask(s, i))
             memcpy(to, to - BLOCK_KEYS, (size_t)n * 4);
         else
@@ -215,12 +217,12 @@ static int read_masks(const flash *f, int64_t first, int64_t n, block_memory *s)
     return !is_any(&is_used, sizeof(vi)) ? MASKED : is_any(&differs, sizeof(vi)) ? MIXED : OPEN;
 }
 
-/* How many keys of a block are read for `rows` query rows from `row` on, which have masks in s->masks: up to the last
+/* How many keys of a block are read for `rows` query rows from `row` on, whose masks are at s->scores: up to the last
  * one that one of them does not mask. */
 static int64_t keys_read(int64_t row, int64_t rows, const block_memory *s) {
     int64_t n = 0;
     for (int64_t i = row; i < row + rows; i++) {
-        const float *mask = s->masks + i * BLOCK_KEYS;
+        const float *mask = s->scores + i * BLOCK_KEYS;
         int64_t last = BLOCK_KEYS;
         while (last > n && mask[last - 1] == -INFINITY)
             last--;
@@ -290,7 +292,7 @@ static void attend_mixed(const flash *f, int64_t rows, block_memory *s) {
     int64_t n[BLOCK_ROWS / V];
     for (int64_t i = 0; i < rows; i += V)
         n[i / V] = keys_read(i, V, s);
-    transpose_to(s->masks, BLOCK_KEYS, rows, BLOCK_KEYS, s->bias);
+    transpose_to(s->scores, BLOCK_KEYS, rows, BLOCK_KEYS, s->bias);
     for (int64_t row = 0, end; row < rows; row = end) {
         for (end = row + V; end < rows && n[end / V] == n[row / V]; end += V)
             ;
@@ -319,7 +321,7 @@ static void add_sum(const flash *f, const float *sum, float *top, float *total, 
 static int block_is_sparse(const flash *f, const block_memory *s) {
     int64_t thirds = 0, most = is_half(f->k) && is_half(f->v) ? 24 + 5 * s->m / 2 : 20 + s->m;
     for (int64_t i = 0; i < s->m && thirds <= 3 * most; i++)
-        thirds += used_fours(s->masks + i * BLOCK_KEYS, BLOCK_KEYS) * (repeats_mask(s, i) ? 1 : 3);
+        thirds += used_fours(s->scores + i * BLOCK_KEYS, BLOCK_KEYS) * (repeats_mask(s, i) ? 1 : 3);
     return thirds <= 3 * most;
 }
 
@@ -418,7 +420,6 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
     for (int64_t unit = first_unit(call, part); unit < end_unit(call, part); unit++) {
         int64_t m0 = unit % blocks * most, head_kv = unit / blocks % n_head_kv;
         int64_t batch = unit / blocks / n_head_kv, m = rows - m0 < most ? rows - m0 : most;
-        int64_t whole = (m + V - 1) / V * V;
         begin_rows(&f, head_kv, batch, m0, m, &s);
         int any_sparse = 0;
         for (int64_t first = 0; first < f.n_kv; first += BLOCK_KEYS) {
@@ -431,9 +432,9 @@ static void run_blocks(const gs_call *call, int32_t part, char *shared, char *sc
             rows_as_f32(f.k, head_kv, batch, first, n, f.d, s.keys);
             rows_as_f32(f.v, head_kv, batch, first, n, f.dv, s.values);
             if (masks == OPEN)
-                attend_block(&f, 0, whole, n, 0, &s);
+                attend_block(&f, 0, whole_vectors(m), n, 0, &s);
             else
-                attend_mixed(&f, whole, &s);
+                attend_mixed(&f, whole_vectors(m), &s);
         }
         if (any_sparse)
             attend_sparse(&f, head_kv, batch, m0, &s);
