@@ -96,7 +96,9 @@ INLINE void tile_folded(const int type, const int N, const char *panel, int64_t 
                 acc[0][c] = VEC_FMA(VEC_OF_INT(dot[0][c]), VEC_MUL(scale[0], d), acc[0][c]);
                 acc[1][c] = VEC_FMA(VEC_OF_INT(dot[1][c]), VEC_MUL(scale[1], d), acc[1][c]);
             }
-            UNROLL for (int h = 0; has_min(type) && h < 2; h++) {
+            if (!has_min(type))
+                continue;
+            UNROLL for (int h = 0; h < 2; h++) {
                 of_rows += PANEL;
                 vec low[2] = {VEC_LOAD(of_rows), VEC_LOAD(of_rows + ROWS)};
                 UNROLL for (int c = 0; c < N; c++) {
