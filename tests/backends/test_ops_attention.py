@@ -392,7 +392,7 @@ def test_keys_or_values_without_elements_are_attended_to(d, d_v, type):
             assert_close(out.numpy().reshape(2, d_v), np.broadcast_to(stored(z, type).mean(0), (2, d_v)))
 
 
-def test_keys_without_elements_and_masks_that_leave_few_of_them(ctx, kernels):
+def test_keys_without_elements_and_masks_that_leave_few_of_them(ctx):
     """One block of cells is seen by all rows; of the others each row sees a few."""
     d_v, n_rows, n_kv = 16, 64, 300
     q, k, v, masking = (ctx.tensor("f32", ne, input=True)
