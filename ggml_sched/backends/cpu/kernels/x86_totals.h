@@ -10,7 +10,7 @@
 
 /* For pragmas that choose a target Clang, unlike GCC, does not define __AVX512F__. */
 #if (defined(GS_LEVEL) && GS_LEVEL == 2) || (defined(WIDE) && WIDE)
-static inline __attribute__((always_inline, unused)) __m512 gs_folded(__m512 x, __m512 y, const int halves) {
+static inline __attribute__((always_inline, unused)) __m512 gs_halves_512(__m512 x, __m512 y, const int halves) {
     if (halves)     /* of 512 bits: those of x, then those of y */
         return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
     return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
@@ -18,7 +18,7 @@ static inline __attribute__((always_inline, unused)) __m512 gs_folded(__m512 x, 
 
 static inline __attribute__((always_inline, unused)) void gs_totals_512(__m512 a, __m512 b, __m512 c, __m512 d,
                                                                         float *to) {
-    __m512 v = gs_folded(gs_folded(a, b, 1), gs_folded(c, d, 1), 0);    /* four floats of each vector */
+    __m512 v = gs_halves_512(gs_halves_512(a, b, 1), gs_halves_512(c, d, 1), 0);    /* four floats of each vector */
     v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
     v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
     v = _mm512_permutexvar_ps(_mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12)), v);
