@@ -1,4 +1,4 @@
-/* avx2_decode.h -- decodes two steps of quantised blocks at once, for strips in halves, and their scales.
+/* avx2_decode.h -- decodes two blocks of quantised weights at once: of one row, or of two.
  *
  * Included by x86_decode.h.
  */
@@ -13,21 +13,21 @@ INLINE __m128i factors_of_iq4_xs(const uint8_t *p) {
     return _mm_sub_epi8(_mm_or_si128(v, _mm_cvtsi64_si128((long long)(high << 4))), _mm_set1_epi8(32));
 }
 
-/* The eight scales and then the eight minima of a Q4_K or Q5_K block, as integers. */
-INLINE __m128i six_bits(const uint8_t *p) {
-    __m128i head = _mm_loadu_si128((const __m128i *)p);     /* 32 bits each: d and dmin, then a, b, c as in `scales` */
-    __m128i v = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
-    __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 1, 1, 0)), 2);
-    v = _mm_and_si128(v, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
-    return _mm_or_si128(v, _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
+/* 16 bytes at a, and those at b. */
+INLINE __m256i load_two(const uint8_t *a, const uint8_t *b) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)a)),
+                                   _mm_loadu_si128((const __m128i *)b), 1);
 }
 
-/* The eight scales and the eight minima, without their minus, of a Q4_K or Q5_K block. */
-INLINE __m256 six_bit_scales(const uint8_t *p, __m256 *minima) {
-    __m128i v = six_bits(p);
-    __m256 m = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)));
-    *minima = _mm256_mul_ps(m, _mm256_set1_ps(half(p + 2)));
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_set1_ps(half(p)));
+/* The eight scales and then the eight minima of two Q4_K or Q5_K blocks, as integers. */
+INLINE __m256i six_bits(const uint8_t *a, const uint8_t *b) {
+    __m256i head = load_two(a, b);      /* 32 bits each: d and dmin, then a, b, c as in `scales` */
+    __m256i v = _mm256_srlv_epi32(_mm256_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)),
+                                  _mm256_setr_epi32(0, 0, 0, 4, 0, 0, 0, 4));
+    __m256i high = _mm256_srli_epi32(_mm256_shuffle_epi32(head, _MM_SHUFFLE(2, 1, 1, 0)), 2);
+    const long long low_bits = 0x0f0f0f0f3f3f3f3f, high_bits = 0x3030303000000000;
+    return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi64x(low_bits)),
+                           _mm256_and_si256(high, _mm256_set1_epi64x(high_bits)));
 }
 
 /* Of the 32 bits at a and at b, those of bytes `from` and from + 1: byte i of the lower half of the result is 16 where
@@ -41,52 +41,33 @@ INLINE __m256i fifths_of_two(const uint8_t *a, const uint8_t *b, const int from)
     return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), bytes(16));
 }
 
-/* Of 16 bytes, bit j of each in the lower half of the result, bit j + 1 in the upper half, as 16 or 0. */
-INLINE __m256i fifths_of_k(const uint8_t *at, const int j) {
-    __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)at));
-    both = j < 4 ? _mm256_sllv_epi64(both, _mm256_setr_epi64x(4 - j, 4 - j, 3 - j, 3 - j))
-                 : _mm256_srlv_epi64(both, _mm256_setr_epi64x(j - 4, j - 4, j - 3, j - 3));
-    return _mm256_and_si256(both, bytes(16));
+/* Bit j of each byte, as 16 or 0. */
+INLINE __m256i fifths_of_k(__m256i v, const int j) {
+    return _mm256_and_si256(j < 4 ? left(v, 4 - j) : right(v, j - 4), bytes(16));
 }
 
-/* The levels of the low and of the high nibbles of v; of types with five bits without the fifth. */
-INLINE void split(const int type, __m256i v, __m256i *low, __m256i *high) {
-    *low = _mm256_and_si256(v, bytes(15));
-    *high = _mm256_and_si256(right(v, 4), bytes(15));
+/* The levels of the low or of the high nibbles of v; of types with five bits without the fifth. */
+INLINE __m256i nibbles_of(const int type, __m256i v, const int high) {
+    v = _mm256_and_si256(high ? right(v, 4) : v, bytes(15));
     if (type == GS_TYPE_MXFP4 || type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS) {
         const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
         __m256i levels = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
-        levels = _mm256_add_epi8(levels, bytes(type == GS_TYPE_MXFP4 ? 12 : 128));
-        *low = _mm256_shuffle_epi8(levels, *low);
-        *high = _mm256_shuffle_epi8(levels, *high);
+        if (!is_signed(type))
+            levels = _mm256_add_epi8(levels, bytes(type == GS_TYPE_MXFP4 ? 12 : 128));
+        v = _mm256_shuffle_epi8(levels, v);
     }
+    return v;
 }
 
-/* The levels of steps i and j of the eight that begin at p, for a type with halved strips: of the first 16 elements of
- * both, and of the others.  Where a block has eight steps, j is i + 1. */
-INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const int j, __m256i *first,
-                          __m256i *second) {
-    if (type == GS_TYPE_IQ4_XS) {
-        split(type, load32(p + 8 + 16 * i), first, second);
-        return;
-    }
-    if (units_of(type) == 8) {
-        const uint8_t *at = p + (type == GS_TYPE_Q5_K ? 48 : 16) + i / 2 * 32;
-        *first = nibbles(at);
-        *second = nibbles(at + 16);
-        if (type == GS_TYPE_Q5_K) {
-            *first = _mm256_or_si256(*first, fifths_of_k(p + 16, i));
-            *second = _mm256_or_si256(*second, fifths_of_k(p + 32, i));
-        }
-        return;
-    }
+/* The levels of steps i and j of the eight that begin at p, of a type whose steps are 16 bytes of nibbles each: of the
+ * first 16 elements of both, and of the others. */
+INLINE void lanes_of_pair(const int type, const uint8_t *p, const int i, const int j, __m256i v[2]) {
     const int size = bytes_of(type), from = size - 16, fifths = type == GS_TYPE_Q5_0 ? 2 : 4;
     const uint8_t *a = p + i * size, *b = p + j * size;
-    __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(a + from))),
-                                        _mm_loadu_si128((const __m128i *)(b + from)), 1);
-    split(type, v, first, second);
-    if (has_fifths(type)) {
-        *first = _mm256_or_si256(*first, fifths_of_two(a + fifths, b + fifths, 0));
-        *second = _mm256_or_si256(*second, fifths_of_two(a + fifths, b + fifths, 2));
+    __m256i both = type == GS_TYPE_IQ4_XS ? load32(p + 8 + 16 * i) : load_two(a + from, b + from);
+    UNROLL for (int h = 0; h < 2; h++) {
+        v[h] = nibbles_of(type, both, h);
+        if (has_fifths(type))
+            v[h] = _mm256_or_si256(v[h], fifths_of_two(a + fifths, b + fifths, 2 * h));
     }
 }

@@ -104,6 +104,13 @@ INLINE void transpose_bytes(const __m128i *row, uint8_t to[16][2 * SIDE]) {
 /* Decodes what the eight steps of the rows' blocks share. */
 INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
     __m128i row[SIDE], least[SIDE], nibble = _mm_set1_epi8(15);
+    if (type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K) {         /* the minima follow eight scales */
+        UNROLL for (int r = 0; r < SIDE; r += 2) {
+            __m256i both = six_bits(byte_of(p, r, 0), byte_of(p, r + 1, 0));
+            row[r] = _mm256_castsi256_si128(both);
+            row[r + 1] = _mm256_extracti128_si256(both, 1);
+        }
+    }
     UNROLL for (int r = 0; r < SIDE; r++) {
         switch (type) {
         case GS_TYPE_Q2_K:
@@ -114,7 +121,6 @@ INLINE void begin_block(const int type, const side_rows *p, side_scales *of) {
         case GS_TYPE_Q3_K: row[r] = factors_of_q3_k(byte_of(p, r, 0)); break;
         case GS_TYPE_Q6_K: row[r] = _mm_loadu_si128((const __m128i *)byte_of(p, r, 192)); break;
         case GS_TYPE_IQ4_XS: row[r] = factors_of_iq4_xs(byte_of(p, r, 0)); break;
-        default: row[r] = six_bits(byte_of(p, r, 0));       /* the minima follow eight scales */
         }
     }
     transpose_bytes(row, of->scale);

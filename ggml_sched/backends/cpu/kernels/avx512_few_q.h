@@ -3,9 +3,21 @@
  * Included by x86_few_q.h.  Of types with minima a block has 32 elements here (takes_strips).
  */
 #define JOINS_ROWS 1            /* see gs_product_kernels */
+#define FEW_ROWS 1
 
 INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);
+}
+
+/* The scales of eight blocks of MXFP4. */
+INLINE __m256 eight_powers(const uint8_t *p) {
+#define BYTE(j) p[17 * (j)]
+    return powers(_mm256_setr_epi32(BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(5), BYTE(6), BYTE(7)));
+#undef BYTE
+}
+
+INLINE int has_halved_strips(const int type) {
+    return strip_order(type) > 1;
 }
 
 /* The scales of eight blocks that are read as words, from header_words, in the lower half of a vector.  `times`: by
@@ -25,8 +37,8 @@ INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
     case GS_TYPE_Q6_K:
         v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p + 192)));
         return *times = _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(half(p + 208)));
-    case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p));
-    default: return *times = widened(eight_floats(p, bytes_of(type)));
+    case GS_TYPE_IQ4_XS: return *times = widened(scales_of_iq4_xs(p, 0));
+    default: return *times = widened(_mm256_cvtph_ps(eight_words(p, bytes_of(type), 8)));
     }
 }
 
@@ -115,8 +127,15 @@ INLINE void add_to_rows(const int type, const int R, int n, const uint8_t *p, co
         add_whole(type, R, p, y, scaled, acc);
 }
 
-INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      vec acc[][2], __m256 low[]) {
-    UNROLL for (int c = 0; c < N; c++)
-        add_to_rows(type, 1, GS_STRIP_STEPS, p, y[c] + at, &acc[c], &low[c]);
+INLINE void add_strip(const int type, const int N, const int R, const uint8_t *p, int64_t stride,
+                      const gs_strip *const y[], int64_t at, vec acc[][2], __m256 low[]) {
+    (void)N, (void)R, (void)stride;
+    add_to_rows(type, 1, GS_STRIP_STEPS, p, y[0] + at, acc, low);
+}
+
+/* The totals of the rows. */
+INLINE void totals_of(const int type, const int n, const vec acc[][2], const __m256 low[], float to[]) {
+    (void)type;
+    UNROLL for (int i = 0; i < n; i++)
+        to[i] = VEC_TOTAL_WITH(VEC_ADD(acc[i][0], acc[i][1]), low[i]);
 }

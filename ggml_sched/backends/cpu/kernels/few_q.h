@@ -1,4 +1,4 @@
-/* few_q.h -- quantised weights times one column, with NEON at most GS_FEW_Q: decoded from blocks, a row at a time.
+/* few_q.h -- quantised weights times one column, with NEON at most GS_FEW_Q: decoded from the blocks of FEW_ROWS rows.
  *
  * Included by product_loops.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
  * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
@@ -14,30 +14,37 @@ INLINE void few_q(const int type, const int N, const gs_product *of, const char 
         y[c] = gs_strips_of(of, shared, group, c);
         out[c] = gs_result_at(of, shared, group, c);
     }
-    for (int64_t row = row0; row < row1; row++) {
-        const uint8_t *p = (const uint8_t *)a + row * stride;
-        vec acc[GS_FEW_Q][2];
-        vec_low low[GS_FEW_Q], rest[GS_FEW_Q];
-        float sum[GS_FEW_Q] = {0};
-        UNROLL for (int c = 0; c < N; c++) {
-            acc[c][0] = acc[c][1] = VEC_ZERO;
-            low[c] = rest[c] = LOW_ZERO;
+    /* Where the last rows are fewer than R, some before them are computed again; a single row is computed R times. */
+    const int R = FEW_ROWS;
+    const int64_t apart = row1 - row0 < R ? 0 : stride, rows = row1 - row0 < R ? 1 : R;
+    for (int64_t row = row0; row < row1; row += rows) {
+        const int64_t first = row1 - row < rows ? row1 - rows : row;
+        const uint8_t *p = (const uint8_t *)a + first * stride;
+        vec acc[FEW_ROWS * GS_FEW_Q][2];
+        vec_low low[FEW_ROWS * GS_FEW_Q];
+        float totals[FEW_ROWS * GS_FEW_Q];
+        UNROLL for (int i = 0; i < R * N; i++) {
+            acc[i][0] = acc[i][1] = VEC_ZERO;
+            low[i] = LOW_ZERO;
         }
         for (int64_t at = 0; at < strips; at++, p += size) {
             if (prefetches)
-                UNROLL for (int line = 0; line < size; line += 64)
-                    PREFETCH_STREAM((const char *)p + line);
-            add_strip(type, N, p, y, at, acc, low);
+                UNROLL for (int r = 0; r < R; r++)
+                    UNROLL for (int line = 0; line < size; line += 64)
+                        PREFETCH_STREAM((const char *)p + r * apart + line);
+            add_strip(type, N, R, p, apart, y, at, acc, low);
         }
         const int over = (int)(of->steps % GS_STRIP_STEPS);
         if (units_of(type) == 1 && over > 0) {
 #if JOINS_ROWS
-            add_strip(type, N, p - (GS_STRIP_STEPS - over) * bytes_of(type), y, strips, acc, low);
+            add_strip(type, N, R, p - (GS_STRIP_STEPS - over) * bytes_of(type), apart, y, strips, acc, low);
 #else
-            add_end(type, N, p, y, strips, over, acc, low, rest, sum);
+            add_end(type, N, R, p, apart, y, strips, over, acc, low);
 #endif
         }
-        UNROLL for (int c = 0; c < N; c++)
-            out[c][row] = VEC_TOTAL_WITH(VEC_ADD(acc[c][0], acc[c][1]), LOW_ADD(low[c], rest[c])) + sum[c];
+        totals_of(type, R * N, (const vec (*)[2])acc, low, totals);
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int c = 0; c < N; c++)
+                out[c][first + (rows == 1 ? 0 : r)] = totals[r * N + c];
     }
 }

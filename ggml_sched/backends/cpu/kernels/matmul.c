@@ -71,18 +71,18 @@ static const float *values_at(const char *at, const gs_layout *b, int n, float *
     return room;
 }
 
-/* Writes step j of a strip in the order of that many steps; `scales`: how many scales of the weights a step has. */
-static void order_step(const gs_cell_q *cell, int j, int order, int scales, float times, gs_strip *strip) {
+/* Writes step j of a strip; `scales`: how many scales of the weights a step has. */
+static void put_step(const gs_product *of, const gs_cell_q *cell, int j, int scales, float times, gs_strip *strip) {
+    const int order = of->strip_order;
     int8_t *q = strip->q + GS_STEP_Q * (j - j % order) + 16 * (j % order);
     memcpy(q, cell->q, 16);
     memcpy(q + 16 * order, cell->q + 16, 16);
-    if (scales == 1) {
-        strip->d[j] = cell->d;
-        strip->sum[j] = times * cell->sum_both;
-    } else {
-        strip->d[2 * j] = strip->d[2 * j + 1] = cell->d;
-        strip->sum[2 * j] = times * cell->sum_low;
-        strip->sum[2 * j + 1] = times * cell->sum_high;
+    for (int i = 0; i < scales; i++) {
+        int number = scales * j + i, place = number;
+        if (of->kernels->evens_first)
+            place = number - number % 8 + number % 8 / 2 + number % 2 * 4;
+        strip->d[place] = cell->d;
+        strip->sum[place] = times * (scales == 1 ? cell->sum_both : i ? cell->sum_high : cell->sum_low);
     }
 }
 
@@ -104,8 +104,7 @@ static void prepare_strips(const gs_product *of, const char *from, gs_strip *str
         int64_t at = of->kernels->joins_rows && in_last ? step + zeros : step;
         of->kernels->quantize(values_at(from + step * GS_STEP_Q * b->nb[0], b, GS_STEP_Q, room), 0, &cell);
         for (int64_t row = 0; row < of->strip_rows; row++, at += of->steps)
-            order_step(&cell, (int)(at % GS_STRIP_STEPS), of->strip_order, per_step, times,
-                       &strips[at / GS_STRIP_STEPS]);
+            put_step(of, &cell, (int)(at % GS_STRIP_STEPS), per_step, times, &strips[at / GS_STRIP_STEPS]);
     }
 }
 

@@ -11,8 +11,8 @@
 #define VNNI 1
 #include "matmul_x86.h"
 
-const gs_product_kernels gs_product_avxvnni = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS, offset_of,
-                                            quantize, few, many, scratch_of};
+const gs_product_kernels gs_product_avxvnni = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,
+    EVENS_FIRST, offset_of, quantize, few, many, scratch_of};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -8,8 +8,8 @@
 #define DOTPROD 1
 #include "matmul_neon.h"
 
-const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS, offset_of,
-                                            quantize, few, many, scratch_of};
+const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,
+    EVENS_FIRST, offset_of, quantize, few, many, scratch_of};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

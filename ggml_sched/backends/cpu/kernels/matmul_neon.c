@@ -3,8 +3,8 @@
 #define DOTPROD 0
 #include "matmul_neon.h"
 
-const gs_product_kernels gs_product_neon = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS, offset_of,
-                                            quantize, few, many, scratch_of};
+const gs_product_kernels gs_product_neon = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,
+    EVENS_FIRST, offset_of, quantize, few, many, scratch_of};
 #else
 typedef int gs_no_neon; /* C has no empty files */
 #endif

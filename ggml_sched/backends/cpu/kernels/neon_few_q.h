@@ -14,6 +14,8 @@ INLINE int takes_strips(const int type, int64_t steps) {
 }
 
 #define JOINS_ROWS 0
+#define EVENS_FIRST 0
+#define FEW_ROWS 1
 
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
@@ -28,8 +30,9 @@ INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
 
 /* Multiplies eight steps of a row, whose blocks begin at p, with strip number `at` of each of N columns: adds the
  * scaled sums of products to acc[column], and the contribution of minima to low[column]. */
-INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at,
-                      vec acc[][2], vec_low low[]) {
+INLINE void add_strip(const int type, const int N, const int R, const uint8_t *p, int64_t stride,
+                      const gs_strip *const y[], int64_t at, vec acc[][2], vec_low low[]) {
+    (void)R, (void)stride;
     float s[16], m[16], scaled[GS_FEW_Q][16];
     eight_scales(type, p, s, m);
     UNROLL for (int c = 0; c < N; c++) {
@@ -57,10 +60,10 @@ INLINE void add_strip(const int type, const int N, const uint8_t *p, const gs_st
     }
 }
 
-/* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight
- * steps. */
+/* Adds the products of one block of 32 elements, step j of the last strip, where the row ends before all eight steps,
+ * to low[column]. */
 INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int j,
-                     vec_low rest[], float sum[]) {
+                     vec_low low[]) {
     float s[16], m[16];
     scales(type, p, s, m);
     v32 v = lanes(type, p, 0);
@@ -68,16 +71,23 @@ INLINE void add_rest(const int type, const int N, const uint8_t *p, const gs_str
         const gs_strip *strip = y[c] + at;
         int32x4_t dot = dot4(vdupq_n_s32(0), vreinterpretq_s8_u8(v.val[0]), vld1q_s8(strip->q + 32 * j));
         dot = dot4(dot, vreinterpretq_s8_u8(v.val[1]), vld1q_s8(strip->q + 32 * j + 16));
-        rest[c] = VEC_FMA(vcvtq_f32_s32(dot), VEC_SET1(s[0] * strip->d[j]), rest[c]);
+        low[c] = VEC_FMA(vcvtq_f32_s32(dot), VEC_SET1(s[0] * strip->d[j]), low[c]);
         if (has_min(type))
-            sum[c] = fmaf(m[0], strip->sum[j], sum[c]);
+            low[c] = VEC_ADD(low[c], vsetq_lane_f32(m[0] * strip->sum[j], VEC_ZERO, 0));
     }
 }
 
 /* Adds the products of the n blocks of 32 elements with which a row ends that are less than a strip, number `at`. */
-INLINE void add_end(const int type, const int N, const uint8_t *p, const gs_strip *const y[], int64_t at, int n,
-                    vec acc[][2], vec_low low[], vec_low rest[], float sum[]) {
-    (void)acc, (void)low;
+INLINE void add_end(const int type, const int N, const int R, const uint8_t *p, int64_t stride,
+                    const gs_strip *const y[], int64_t at, int n, vec acc[][2], vec_low low[]) {
+    (void)R, (void)stride, (void)acc;
     for (int j = 0; j < n; j++, p += bytes_of(type))
-        add_rest(type, N, p, y, at, j, rest, sum);
+        add_rest(type, N, p, y, at, j, low);
+}
+
+/* The totals of n sums. */
+INLINE void totals_of(const int type, const int n, const vec acc[][2], const vec_low low[], float to[]) {
+    (void)type;
+    UNROLL for (int i = 0; i < n; i++)
+        to[i] = VEC_TOTAL_WITH(VEC_ADD(acc[i][0], acc[i][1]), low[i]);
 }

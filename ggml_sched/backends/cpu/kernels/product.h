@@ -47,9 +47,10 @@ typedef struct gs_cell_q {
 /* Eight steps of a column, in the form that kernels for few columns and quantised weights read: one vector holds the
  * scales of all eight steps.  d and sum have an element for each scale of the weights in these steps, 8 or 16.  `sum`
  * is multiplied by the weights' minima; for a type without minima, it includes the factor -offset and is multiplied by
- * the weights' scales.  A column is repeated for each of `strip_rows` rows; where that is no whole number of strips,
- * the last one has zeros, too (`joins_rows`).  The order of q is of n steps the first 16 elements each, then the
- * others, and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
+ * the weights' scales.  Their order is that of the steps, or of each eight scales first those with even numbers
+ * (`evens_first`).  A column is repeated for each of `strip_rows` rows; where that is no whole number of strips, the
+ * last one has zeros, too (`joins_rows`).  The order of q is of n steps the first 16 elements each, then the others,
+ * and so for the next n steps; n is the product's `strip_order`, 1, 2 or 4. */
 #define GS_STRIP_STEPS 8
 
 typedef struct gs_strip {
@@ -74,6 +75,8 @@ typedef struct gs_product_kernels {
      * they are not, the steps that are left are the last ones of a strip, after zeros in place of steps that are in the
      * strip before, too. */
     int32_t joins_rows;
+    /* Whether of each eight scales of a strip those with even numbers come first. */
+    int32_t evens_first;
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */

@@ -125,11 +125,12 @@ INLINE void factors_of(const int type, const uint8_t *p, uint8_t factors[16]) {
     _mm_storeu_si128((__m128i *)factors, v);
 }
 
-INLINE __m256 scales_of_iq4_xs(const uint8_t *p) {
-    __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32((int)gs_load_u32(p + 4)),
-                                    _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(gs_load_u16(p + 2)),
-                                     _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+/* The eight scales of an IQ4_XS block, in their order, or those with even numbers first. */
+INLINE __m256 scales_of_iq4_xs(const uint8_t *p, const int evens_first) {
+    const __m256i shift = evens_first ? _mm256_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14)
+                                      : _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    __m256i low = _mm256_srlv_epi32(_mm256_set1_epi32((int)gs_load_u32(p + 4)), _mm256_add_epi32(shift, shift));
+    __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(gs_load_u16(p + 2)), shift);
     low = _mm256_and_si256(low, _mm256_set1_epi32(15));
     high = _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4);
     low = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
@@ -181,7 +182,7 @@ INLINE void scales(const int type, const uint8_t *p, float *s, float *m) {
         put_signed(s + 8, _mm_srli_si128(v, 8), d);
         return;
     case GS_TYPE_IQ4_XS:
-        _mm256_storeu_ps(s, scales_of_iq4_xs(p));
+        _mm256_storeu_ps(s, scales_of_iq4_xs(p, 0));
         return;
     case GS_TYPE_MXFP4:
         s[0] = gs_f32_of_bits(p[0] < 2 ? 0x00200000u << p[0] : (uint32_t)(p[0] - 1) << 23);

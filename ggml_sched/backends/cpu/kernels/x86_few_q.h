@@ -1,8 +1,9 @@
-/* x86_few_q.h -- a strip of a row of quantised weights, decoded from its blocks, times N columns: here always one.
+/* x86_few_q.h -- a strip of R neighbouring rows of quantised weights, decoded from their blocks, times N columns: here
+ * always one.
  *
- * Included by matmul_x86.h.  add_strip and, with AVX2 at the end of a row, add_end add the products of a row's blocks,
- * which begin at p, with strip number `at` of each of N columns: the scaled sums of products to acc[column], and the
- * contribution of minima, or of the offset, to low[column].
+ * Included by matmul_x86.h.  add_strip and, with AVX2 at the end of rows, add_end add the products of the rows' blocks,
+ * which begin at p and then each `stride` bytes, with strip number `at` of the column: the scaled sums of products to
+ * acc[row], and the contribution of minima, or of the offset, to low[row].
  */
 /* 2^(e - 128), the scales of MXFP4; below e = 2 a subnormal number. */
 INLINE __m256 powers(__m256i e) {
@@ -11,28 +12,40 @@ INLINE __m256 powers(__m256i e) {
     return _mm256_castsi256_ps(_mm256_max_epi32(bits, least));
 }
 
-/* The scales (f16) with which eight blocks begin.  Blends, unlike inserts, need no unit that shuffles. */
-INLINE __m256 eight_floats(const uint8_t *p, const int size) {
-    __m128i words = _mm_loadu_si128((const __m128i *)p);
-#define ADD(j) words = _mm_blend_epi16(words, _mm_loadu_si128((const __m128i *)(p + (j) * (size - 2))), 1 << (j))
-    ADD(1), ADD(2), ADD(3), ADD(4), ADD(5), ADD(6), ADD(7);
-#undef ADD
-    return _mm256_cvtph_ps(words);
+#define EVENS_FIRST !WIDE       /* see gs_product_kernels */
+
+/* Where step j of a strip has its scale. */
+INLINE int place_of(const int j) {
+    return EVENS_FIRST ? j / 2 + j % 2 * 4 : j;
 }
 
-/* The scales of eight blocks of MXFP4. */
-INLINE __m256 eight_powers(const uint8_t *p) {
-#define BYTE(j) p[17 * (j)]
-    return powers(_mm256_setr_epi32(BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(5), BYTE(6), BYTE(7)));
-#undef BYTE
+/* The words with which the first n of eight blocks begin, in the order of a strip's scales; those beyond repeat the
+ * last one.  Blends, unlike inserts, need no unit that shuffles. */
+INLINE __m128i eight_words(const uint8_t *p, const int size, const int n) {
+#if EVENS_FIRST
+    if (size == 18 && n == 8) { /* words j and j + 1 are words 0 and 9 of 32 bytes */
+        __m256i words = load32(p);
+        words = _mm256_blend_epi16(words, load32(p + 32), 0x0c);
+        words = _mm256_blend_epi16(words, load32(p + 64), 0x30);
+        words = _mm256_blend_epi16(words, load32(p + 96), 0xc0);
+        words = _mm256_shuffle_epi8(words, _mm256_setr_epi64x(0x0d0c090805040100, 0, 0x0f0e0b0a07060302, 0));
+        return _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08));
+    }
+#endif
+    __m128i words = _mm_loadu_si128((const __m128i *)p);
+#define ADD(j) words = _mm_blend_epi16(words, _mm_loadu_si128( \
+        (const __m128i *)(p + ((j) < n ? (j) : n - 1) * size - 2 * place_of(j))), 1 << place_of(j))
+    ADD(1), ADD(2), ADD(3), ADD(4), ADD(5), ADD(6), ADD(7);
+#undef ADD
+    return words;
 }
 
 /* The order of a strip (gs_strip): of how many steps the first halves lie together, where a vector has bytes of as many
  * blocks. */
 INLINE int strip_order(const int type) {
-    if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || is_signed(type))
+    if (type == GS_TYPE_Q8_0 || halves_of(type) == 2)
         return 1;
-    return WIDE ? 4 : 2;
+    return WIDE ? 4 : type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K ? 1 : 2;
 }
 
 /* Whether one column is multiplied row by row.  `steps`: of a row, or of joined rows.  With AVX-512 this was faster,
@@ -41,10 +54,6 @@ INLINE int strip_order(const int type) {
 INLINE int takes_strips(const int type, int64_t steps) {
     return !WIDE || type == GS_TYPE_Q6_K || type == GS_TYPE_IQ4_XS
         || (units_of(type) == 1 && (steps % GS_STRIP_STEPS == 0 || steps >= 32));
-}
-
-INLINE int has_halved_strips(const int type) {
-    return strip_order(type) > 1;
 }
 
 #if WIDE
