@@ -14,7 +14,7 @@ from ggml_here import backend as ggml_backend
 import ggml_sched as gs
 from ggml_sched.llama import huge_pages, load, random_llama
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
-from ggml_sched.llama.huge_pages import PIECE, STEPS, HugePages, huge_page_size
+from ggml_sched.llama.huge_pages import LOOKS, PIECE, STEPS, HugePages, huge_page_size
 from ggml_sched.llama.memory import Memory
 
 SHAPES = {"n_vocab": 8192, "n_embd": 512, "n_layer": 3, "n_head": 8, "n_ff": 2048, "n_ctx": 128}
@@ -287,12 +287,12 @@ def test_little_is_in_memory_twice(small, monkeypatch, buffer):
 def test_moving_ends_where_memory_is_scarce(small, monkeypatch, buffer):
     monkeypatch.setattr(huge_pages, "huge_page_size", lambda: 1 << 21)
     monkeypatch.setattr(huge_pages, "_move", lambda address, size: True)
-    size = 64 << 21
-    free = iter([4 * size, 4 * size - (8 << 21) - 1, None])
+    size, moved = 64 << 21, LOOKS * 2 << 21         # the free memory is read once in LOOKS steps
+    free = iter([4 * size, 4 * (size - moved), 4 * (size - 2 * moved) - 1, None])
     monkeypatch.setattr(huge_pages, "host_memory", lambda: next(free))
     pages = HugePages({buffer: [(0, size)]})
-    assert pages.step() and buffer.moved == 2 << 21
-    assert not pages.step() and buffer.moved == 2 << 21 and pages.remaining == 0
+    assert all(pages.step() for _ in range(2 * LOOKS)) and buffer.moved == 2 * moved
+    assert not pages.step() and buffer.moved == 2 * moved and pages.remaining == 0
     assert not HugePages({buffer: [(0, size)]}).step()
     monkeypatch.setattr(huge_pages, "host_memory", lambda: 4 * size - 1)
     assert not HugePages({buffer: [(0, size)]}).step()
