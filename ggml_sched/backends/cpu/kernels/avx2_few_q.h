@@ -223,7 +223,7 @@ INLINE void add_q8_0(const uint8_t *p, const gs_strip *y, vec acc[2], __m256 *lo
         __m256i v = lanes(type, p + j * size, 0);
         VEC_KEEP(v);
         __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y->q + 32 * j));
-        acc[j % 2] = add_scaled(acc[j % 2], dot, _mm256_broadcast_ss(&spread[place_of(j)]));
+        acc[j % 2] = add_scaled(acc[j % 2], dot, _mm256_broadcast_ss(&spread[PLACE_OF(j)]));
     }
 }
 
@@ -262,9 +262,9 @@ INLINE void add_block(const int type, const uint8_t *p, const gs_strip *y, int j
     float s[16], m[16];
     scales(type, p, s, m);
     __m256i dot = dot4(type, _mm256_setzero_si256(), lanes(type, p, 0), step_of(type, y, j));
-    *low = add_scaled(*low, dot, _mm256_set1_ps(s[0] * y->d[place_of(j)]));
+    *low = add_scaled(*low, dot, _mm256_set1_ps(s[0] * y->d[PLACE_OF(j)]));
     if (!is_signed(type)) {
-        float least = (has_min(type) ? m[0] : s[0]) * y->sum[place_of(j)];
+        float least = (has_min(type) ? m[0] : s[0]) * y->sum[PLACE_OF(j)];
         *low = _mm256_add_ps(*low, _mm256_castps128_ps256(_mm_set_ss(least)));
     }
 }

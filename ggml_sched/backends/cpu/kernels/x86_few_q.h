@@ -14,10 +14,8 @@ INLINE __m256 powers(__m256i e) {
 
 #define EVENS_FIRST !WIDE       /* see gs_product_kernels */
 
-/* Where step j of a strip has its scale. */
-INLINE int place_of(const int j) {
-    return EVENS_FIRST ? j / 2 + j % 2 * 4 : j;
-}
+/* Where step j of a strip has its scale.  A macro, because compilers want constants for blends. */
+#define PLACE_OF(j) (EVENS_FIRST ? (j) / 2 + (j) % 2 * 4 : (j))
 
 /* The words with which the first n of eight blocks begin, in the order of a strip's scales; those beyond repeat the
  * last one.  Blends, unlike inserts, need no unit that shuffles. */
@@ -34,7 +32,7 @@ INLINE __m128i eight_words(const uint8_t *p, const int size, const int n) {
 #endif
     __m128i words = _mm_loadu_si128((const __m128i *)p);
 #define ADD(j) words = _mm_blend_epi16(words, _mm_loadu_si128( \
-        (const __m128i *)(p + ((j) < n ? (j) : n - 1) * size - 2 * place_of(j))), 1 << place_of(j))
+        (const __m128i *)(p + ((j) < n ? (j) : n - 1) * size - 2 * PLACE_OF(j))), 1 << PLACE_OF(j))
     ADD(1), ADD(2), ADD(3), ADD(4), ADD(5), ADD(6), ADD(7);
 #undef ADD
     return words;
