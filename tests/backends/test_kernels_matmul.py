@@ -209,7 +209,6 @@ def test_a_wrong_scale_of_256_elements_stays_in_its_row(isa, type, at, wrong):
         assert np.isfinite(np.delete(got, row)).all()
 
 
-@pytest.mark.spread("type isa", "type n", "n isa")
 @pytest.mark.parametrize("n", [1, 3, 17])
 @pytest.mark.parametrize("type", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"])
 def test_scales_of_blocks_come_before_sums_that_overflow_without_them(isa, type, n):
@@ -220,11 +219,39 @@ def test_scales_of_blocks_come_before_sums_that_overflow_without_them(isa, type,
     assert np.array_equal(run(type, held, (768, 5), x * large), run(type, held, (768, 5), x) * large)
 
 
+@pytest.mark.parametrize("type", BLOCKS)
+def test_a_single_row_leaves_what_follows_its_result(isa, type):
+    k, memory = 2 * max(block_size(type), 256), np.full(16, 7, np.float32)
+    ctx = gs.Context()
+    a, b = ctx.tensor(type, (k, 1)), ctx.tensor("f32", (k, 1))
+    out = ctx.mul_mat(a, b)
+    (held, w), x = weights(type, 1, k), normal(1, k)
+    with gs.CpuBackend(1) as backend:
+        for tensor in (a, b):
+            gs.bind_resident(tensor, backend.alloc_buffer(tensor.nbytes), 0)
+        gs.bind_resident(out, backend.buffer_from_ptr(memory.view(np.uint8)), 0)
+        a.set(held)
+        b.set(x)
+        backend.graph_compute(gs.Graph(out))
+    assert_product(memory[:1].reshape(1, 1), w, met(type, x))
+    assert (memory[1:] == 7).all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
+@pytest.mark.parametrize("type", ["q4_0", "q4_1", "q4_K", "mxfp4"])
+def test_no_kernel_of_one_column_reads_before_the_first_row_or_behind_the_last(isa, type):
+    reads_within(type, 1)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs mprotect")
 @pytest.mark.spread("type isa", "type n", "n isa")
 @pytest.mark.parametrize("n", [1, 3, 7, 9, 14, 17])
 @pytest.mark.parametrize("type", FLOATS + BLOCKS)
 def test_no_kernel_reads_before_the_first_row_or_behind_the_last(isa, type, n):
+    reads_within(type, n)
+
+
+def reads_within(type: str, n: int) -> None:
     """The weights begin, or end, where memory begins or ends that may be read; of 21 rows a vector has 16, or fewer."""
     page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
     reached = np.frombuffer(mmap.mmap(-1, page), np.int64)      # written by the child
@@ -414,13 +441,14 @@ INTEGER_SCALES = {"q2_K": (0, 16), "q3_K": (96, 108), "q4_K": (4, 16), "q5_K": (
 @pytest.mark.parametrize("type", BLOCKS)
 def test_sums_of_the_largest_levels_do_not_overflow(isa, type):
     """All levels and integer scales are the largest or the smallest, and so are all activations."""
-    k, m, (begin, end) = 2 * max(block_size(type), 256), 18, LEVELS[type]
+    k, m, (begin, end) = 2 * max(block_size(type), 256), 24, LEVELS[type]
     held = weights(type, m, k)[0].copy()
     blocks = held.reshape(m, k // block_size(type), -1)
     scales = blocks[..., slice(*INTEGER_SCALES.get(type, (0, 0)))]
-    for first, byte in enumerate((0, 255, 128)):        # 128: the smallest of q8_0
-        blocks[first::3, :, begin:end] = byte
-        scales[first::3] = np.uint8([0, 255, 127, 128, 0, 255])[:, None, None]
+    for first, byte in enumerate((0, 255, 128, 0x77)):  # 128: the smallest of q8_0; 0x77: the largest of mxfp4
+        blocks[first::4, :, begin:end] = byte
+        rows = len(scales[first::4])
+        scales[first::4] = np.resize(np.uint8([0, 255, 127, 128, 0, 255]), rows)[:, None, None]
     w = quants.dequantize(held, gs.Type[type.upper()])
     for n in (1, 4, 8, 13, 17):
         x = np.float32([1, -1])[np.arange(n) % 2, None] * np.ones((n, k), np.float32)

@@ -8,6 +8,16 @@
 #define JOINS_ROWS 0
 #define FEW_ROWS 2
 
+/* Whether a vector has levels of two rows. */
+INLINE int takes_two_rows(const int type) {
+    return type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K;
+}
+
+/* Whether two rows that meet a strip together take less time than one after the other. */
+INLINE int shares_strips(const int type) {
+    return type != GS_TYPE_Q6_K && type != GS_TYPE_Q8_0;
+}
+
 /* -- sums ---------------------------------------------------------------------------------------------------------- */
 
 /* How many results of maddubs with levels of a type can be added in 16 bits; 0 where sums have 32 bits. */
@@ -79,7 +89,7 @@ INLINE __m256 scales_and_minima(const uint8_t *p, const int size, const int n, _
     return _mm256_shuffle_ps(a, b, 0x88);
 }
 
-/* The scales of the first n of eight steps; those beyond repeat the last one, or follow it: there a strip has zeros.
+/* The scales of the first n of eight steps; those beyond repeat the last one: there a strip has zeros.
  * `times`: by what the strip's sums are multiplied. */
 INLINE __m256 scales_of_steps(const int type, const uint8_t *p, const int n, __m256 *times) {
 #define BYTE(j) p[17 * ((j) < n ? (j) : n - 1)]
@@ -144,23 +154,23 @@ INLINE __m256 four_of(const float *at) {
 /* What row a adds is in the lower halves of `acc` and `low`, what row b adds in the upper ones. */
 INLINE void add_two_rows(const int type, const uint8_t *a, const uint8_t *b, const gs_strip *y, __m256 *acc,
                          __m256 *low) {
-    __m256 products[2], minima[2];
+    __m256 dots[2];
     __m256i sums[2][4];
     sums_of_rows(type, a, b, y, sums);
     UNROLL for (int odd = 0; odd < 2; odd++)
-        products[odd] = _mm256_cvtepi32_ps(sums_of_four(type, 2, sums[odd], _mm256_set1_epi16(1)));
+        dots[odd] = _mm256_cvtepi32_ps(sums_of_four(type, 2, sums[odd], _mm256_set1_epi16(1)));
     __m256i factors = six_bits(a, b);           /* eight of scales, then eight of minima */
-    UNROLL for (int odd = 0; odd < 2; odd++) {
-        __m256 s = _mm256_mul_ps(bytes_as_floats(factors, odd, odd), four_of(y->d + 4 * odd));
-        products[odd] = _mm256_mul_ps(products[odd], s);
-        minima[odd] = _mm256_mul_ps(bytes_as_floats(factors, 8 + odd, 8 + odd), four_of(y->sum + 4 * odd));
-    }
     __m128i heads = _mm_unpacklo_epi32(_mm_cvtsi32_si128((int)gs_load_u32(a)), _mm_cvtsi32_si128((int)gs_load_u32(b)));
     __m256 d = _mm256_castps128_ps256(_mm_cvtph_ps(heads));
     __m256 dmin = _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3));
     d = _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2));
-    *acc = _mm256_fmadd_ps(_mm256_add_ps(products[0], products[1]), d, *acc);
-    *low = _mm256_fnmadd_ps(_mm256_add_ps(minima[0], minima[1]), dmin, *low);
+    /* Scales of blocks come first: sums without them may overflow. */
+    UNROLL for (int odd = 0; odd < 2; odd++) {
+        __m256 s = _mm256_mul_ps(bytes_as_floats(factors, odd, odd), d);
+        __m256 m = _mm256_mul_ps(bytes_as_floats(factors, 8 + odd, 8 + odd), dmin);
+        *acc = _mm256_fmadd_ps(dots[odd], _mm256_mul_ps(s, four_of(y->d + 4 * odd)), *acc);
+        *low = _mm256_fnmadd_ps(m, four_of(y->sum + 4 * odd), *low);
+    }
 }
 
 /* -- two scales in 32 elements: a step a vector -------------------------------------------------------------------- */
@@ -191,7 +201,7 @@ INLINE void add_q2_k(const uint8_t *p, const gs_strip *y, vec acc[2], __m256 *lo
     __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
     __m256i factors = _mm256_and_si256(v, bytes(15)), least = _mm256_and_si256(right(v, 4), bytes(15)), sums[4];
     __m128 pair = _mm_cvtph_ps(_mm_cvtsi32_si128((int)gs_load_u32(p + 80)));
-    __m256 product[2], taken[2];
+    const __m256 d = _mm256_broadcastss_ps(pair), dmin = _mm256_broadcastss_ps(_mm_movehdup_ps(pair));
     UNROLL for (int i = 0; i < 2; i++) {
         sums_of_halves(GS_TYPE_Q2_K, p, y, i, sums);
 #if VNNI
@@ -201,11 +211,12 @@ INLINE void add_q2_k(const uint8_t *p, const gs_strip *y, vec acc[2], __m256 *lo
         __m256i dot = sums_of_four(GS_TYPE_Q2_K, 1, sums,
                                    each_second(factors, 8 * i, 8 * i + 1, (int)0x80008000, 0x00010001));
 #endif
-        product[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_loadu_ps(y->d + 8 * i));
-        taken[i] = _mm256_mul_ps(bytes_as_floats(least, 8 * i, 8 * i + 1), _mm256_loadu_ps(y->sum + 8 * i));
+        /* The scale of the block comes first: sums without it may overflow. */
+        __m256 scale = _mm256_mul_ps(_mm256_loadu_ps(y->d + 8 * i), d);
+        __m256 least_scale = _mm256_mul_ps(bytes_as_floats(least, 8 * i, 8 * i + 1), dmin);
+        acc[i] = add_scaled(acc[i], dot, scale);
+        *low = _mm256_fnmadd_ps(least_scale, _mm256_loadu_ps(y->sum + 8 * i), *low);
     }
-    acc[0] = _mm256_fmadd_ps(_mm256_add_ps(product[0], product[1]), _mm256_broadcastss_ps(pair), acc[0]);
-    *low = _mm256_fnmadd_ps(_mm256_add_ps(taken[0], taken[1]), _mm256_broadcastss_ps(_mm_movehdup_ps(pair)), *low);
 }
 
 /* -- any type ------------------------------------------------------------------------------------------------------ */
@@ -225,10 +236,6 @@ INLINE void add_q8_0(const uint8_t *p, const gs_strip *y, vec acc[2], __m256 *lo
         __m256i dot = dot4(type, _mm256_setzero_si256(), v, load32(y->q + 32 * j));
         acc[j % 2] = add_scaled(acc[j % 2], dot, _mm256_broadcast_ss(&spread[PLACE_OF(j)]));
     }
-}
-
-INLINE int takes_two_rows(const int type) {
-    return type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K;
 }
 
 INLINE void add_strip(const int type, const int N, const int R, const uint8_t *p, int64_t stride,

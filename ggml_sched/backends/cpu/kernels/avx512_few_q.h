@@ -5,6 +5,16 @@
 #define JOINS_ROWS 1            /* see gs_product_kernels */
 #define FEW_ROWS 1
 
+INLINE int takes_two_rows(const int type) {
+    (void)type;
+    return 0;
+}
+
+INLINE int shares_strips(const int type) {
+    (void)type;
+    return 0;
+}
+
 INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);
 }

@@ -71,7 +71,8 @@ static const float *values_at(const char *at, const gs_layout *b, int n, float *
     return room;
 }
 
-/* Writes step j of a strip; `scales`: how many scales of the weights a step has. */
+/* Writes step j of a strip; `scales`: how many scales of the weights a step has.  Their order is that of PLACE_OF
+ * (x86_few_q.h) where evens come first. */
 static void put_step(const gs_product *of, const gs_cell_q *cell, int j, int scales, float times, gs_strip *strip) {
     const int order = of->strip_order;
     int8_t *q = strip->q + GS_STEP_Q * (j - j % order) + 16 * (j % order);
@@ -253,7 +254,8 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
         int row_by_row = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
         if (of->columns > 1 || !row_by_row)     /* side by side (side_q.h) */
             of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
-        of->row_step = pieces(of->row_step, of->strip_rows) * of->strip_rows;
+        int64_t together = of->strip_order > 0 && of->strip_rows == 1 ? of->kernels->few_rows : of->strip_rows;
+        of->row_step = pieces(of->row_step, together) * together;
         if (of->columns > of->few)  /* those of one expert may be many, for which rows are repacked */
             of->row_step = pieces(of->row_step, panel) * panel;
         cost = panel * row_bytes;

@@ -9,7 +9,7 @@
 #include "matmul_neon.h"
 
 const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,
-    EVENS_FIRST, offset_of, quantize, few, many, scratch_of};
+    EVENS_FIRST, FEW_ROWS, offset_of, quantize, few, many, scratch_of};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

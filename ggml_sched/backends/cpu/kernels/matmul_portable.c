@@ -136,5 +136,5 @@ static void few(const gs_product *of, const char *shared, int64_t group, int64_t
     many(of, shared, group, row0, row1, 0, gs_columns_of(of, shared, group), scratch);
 }
 
-const gs_product_kernels gs_product_portable = {16, few_columns, 0, no_strips, 0, 0, no_offset,
+const gs_product_kernels gs_product_portable = {16, few_columns, 0, no_strips, 0, 0, 1, no_offset,
                                                 quantize, few, many, room_for_row};

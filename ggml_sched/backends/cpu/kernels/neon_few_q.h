@@ -17,6 +17,16 @@ INLINE int takes_strips(const int type, int64_t steps) {
 #define EVENS_FIRST 0
 #define FEW_ROWS 1
 
+INLINE int takes_two_rows(const int type) {
+    (void)type;
+    return 0;
+}
+
+INLINE int shares_strips(const int type) {
+    (void)type;
+    return 0;
+}
+
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
     const int size = bytes_of(type);

@@ -36,7 +36,6 @@ INLINE void four_totals(vec a, vec b, vec c, vec d, float *to) {
 /* Sums of minima, and of what a row has beyond its last whole strip. */
 typedef float32x4_t vec_low;
 #define LOW_ZERO VEC_ZERO
-#define LOW_ADD vaddq_f32
 #define VEC_TOTAL_WITH(v, low) vaddvq_f32(vaddq_f32(v, low))
 
 /* In each 32-bit lane: start + the sum of the four products levels * y of the lane's bytes.  Without the instruction

@@ -77,6 +77,7 @@ typedef struct gs_product_kernels {
     int32_t joins_rows;
     /* Whether of each eight scales of a strip those with even numbers come first. */
     int32_t evens_first;
+    int32_t few_rows;           /* rows that meet a strip together */
     /* What the kernels add to a type's integers to make them unsigned; 0 where they multiply signed ones. */
     int32_t (*offset)(const gs_block_kind *kind);
     /* Makes the cell of 32 f32 activations. */

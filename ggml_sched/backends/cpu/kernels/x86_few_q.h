@@ -3,7 +3,8 @@
  *
  * Included by matmul_x86.h.  add_strip and, with AVX2 at the end of rows, add_end add the products of the rows' blocks,
  * which begin at p and then each `stride` bytes, with strip number `at` of the column: the scaled sums of products to
- * acc[row], and the contribution of minima, or of the offset, to low[row].
+ * acc[row], and the contribution of minima, or of the offset, to low[row]; of two rows that share vectors to the halves
+ * of acc[0] and low[0] (takes_two_rows).
  */
 /* 2^(e - 128), the scales of MXFP4; below e = 2 a subnormal number. */
 INLINE __m256 powers(__m256i e) {
@@ -21,7 +22,7 @@ INLINE __m256 powers(__m256i e) {
  * last one.  Blends, unlike inserts, need no unit that shuffles. */
 INLINE __m128i eight_words(const uint8_t *p, const int size, const int n) {
 #if EVENS_FIRST
-    if (size == 18 && n == 8) { /* words j and j + 1 are words 0 and 9 of 32 bytes */
+    if (size == 18 && n == 8) { /* of 32 bytes from 32 i on, scale 2 i is word 2 i, and scale 2 i + 1 word 9 + 2 i */
         __m256i words = load32(p);
         words = _mm256_blend_epi16(words, load32(p + 32), 0x0c);
         words = _mm256_blend_epi16(words, load32(p + 64), 0x30);
