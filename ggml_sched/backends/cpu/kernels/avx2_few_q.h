@@ -64,7 +64,8 @@ INLINE __m256 add_scaled(__m256 acc, __m256i dot, __m256 scales) {
 
 /* In the 32-bit lanes of each half bytes of this half of v: in the lower half those from `low` on, each second one, in
  * the upper half those from `high` on.  `none`: a lane that is zero where its bytes have their highest bit; `one`: a
- * lane with 1 where the byte shall be. */
+ * lane with 1 where the byte shall be.  So 0x80808000 and 1 make integers of bytes, 0x80008000 and 0x00010001 two of
+ * 16 bits in each lane. */
 INLINE __m256i each_second(__m256i v, const int low, const int high, const int none, const int one) {
     return _mm256_shuffle_epi8(v, _mm256_setr_epi32(
         none + low * one, none + (low + 2) * one, none + (low + 4) * one, none + (low + 6) * one,
