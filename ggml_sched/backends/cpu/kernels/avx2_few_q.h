@@ -8,11 +8,6 @@
 #define JOINS_ROWS 0
 #define FEW_ROWS 2
 
-/* Whether a vector has levels of two rows. */
-INLINE int takes_two_rows(const int type) {
-    return type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K;
-}
-
 /* Whether two rows that meet a strip together take less time than one after the other. */
 INLINE int shares_strips(const int type) {
     return type != GS_TYPE_Q6_K && type != GS_TYPE_Q8_0;
@@ -93,16 +88,12 @@ INLINE __m256 scales_and_minima(const uint8_t *p, const int size, const int n, _
 /* The scales of the first n of eight steps; those beyond repeat the last one: there a strip has zeros.
  * `times`: by what the strip's sums are multiplied. */
 INLINE __m256 scales_of_steps(const int type, const uint8_t *p, const int n, __m256 *times) {
-#define BYTE(j) p[17 * ((j) < n ? (j) : n - 1)]
     switch (type) {
     case GS_TYPE_Q4_1: case GS_TYPE_Q5_1: return scales_and_minima(p, bytes_of(type), n, times);
     case GS_TYPE_IQ4_XS: return *times = scales_of_iq4_xs(p, 1);
-    case GS_TYPE_MXFP4:
-        return *times = powers(_mm256_setr_epi32(BYTE(0), BYTE(2), BYTE(4), BYTE(6),
-                                                 BYTE(1), BYTE(3), BYTE(5), BYTE(7)));
+    case GS_TYPE_MXFP4: return *times = eight_powers(p, n);
     default: return *times = _mm256_cvtph_ps(eight_words(p, bytes_of(type), n));
     }
-#undef BYTE
 }
 
 /* The first n of eight steps of one row. */
@@ -291,16 +282,11 @@ INLINE void add_end(const int type, const int N, const int R, const uint8_t *p, 
     }
 }
 
-/* The totals of R rows. */
-INLINE void totals_of(const int type, const int R, const vec acc[][2], const __m256 low[], float to[]) {
-    if (takes_two_rows(type)) {
-        __m256 v = _mm256_add_ps(acc[0][0], low[0]);
-        v = _mm256_add_ps(v, _mm256_permute_ps(v, 0x4e));
-        v = _mm256_add_ps(v, _mm256_permute_ps(v, 0xb1));
-        to[0] = _mm256_cvtss_f32(v);
-        to[1] = _mm_cvtss_f32(_mm256_extractf128_ps(v, 1));
-        return;
-    }
-    UNROLL for (int r = 0; r < R; r++)
-        to[r] = VEC_TOTAL_WITH(VEC_ADD(acc[r][0], acc[r][1]), low[r]);
+/* The totals of two rows that share vectors. */
+INLINE void totals_of_two(__m256 acc, __m256 low, float to[2]) {
+    __m256 v = _mm256_add_ps(acc, low);
+    v = _mm256_add_ps(v, _mm256_permute_ps(v, 0x4e));
+    v = _mm256_add_ps(v, _mm256_permute_ps(v, 0xb1));
+    to[0] = _mm256_cvtss_f32(v);
+    to[1] = _mm_cvtss_f32(_mm256_extractf128_ps(v, 1));
 }

@@ -14,10 +14,7 @@ INLINE __m256i in_lower_lanes(int32_t value) {
 
 /* 16 bytes of each row, those from `at` on: the first eight of each, and the others. */
 INLINE void gather(const side_rows *p, const int64_t at, __m256i v[2]) {
-#define ROW(r) _mm_loadu_si128((const __m128i *)byte_of(p, r, at))
-    __m256i even = _mm256_inserti128_si256(_mm256_castsi128_si256(ROW(0)), ROW(2), 1);
-    __m256i odd = _mm256_inserti128_si256(_mm256_castsi128_si256(ROW(1)), ROW(3), 1);
-#undef ROW
+    __m256i even = load_two(byte_of(p, 0, at), byte_of(p, 2, at)), odd = load_two(byte_of(p, 1, at), byte_of(p, 3, at));
     v[0] = _mm256_unpacklo_epi64(even, odd);
     v[1] = _mm256_unpackhi_epi64(even, odd);
 }

@@ -5,25 +5,8 @@
 #define JOINS_ROWS 1            /* see gs_product_kernels */
 #define FEW_ROWS 1
 
-INLINE int takes_two_rows(const int type) {
-    (void)type;
-    return 0;
-}
-
-INLINE int shares_strips(const int type) {
-    (void)type;
-    return 0;
-}
-
 INLINE __m512 widened(__m256 v) {
     return _mm512_castps256_ps512(v);
-}
-
-/* The scales of eight blocks of MXFP4. */
-INLINE __m256 eight_powers(const uint8_t *p) {
-#define BYTE(j) p[17 * (j)]
-    return powers(_mm256_setr_epi32(BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(5), BYTE(6), BYTE(7)));
-#undef BYTE
 }
 
 INLINE int has_halved_strips(const int type) {
@@ -43,7 +26,7 @@ INLINE __m512 scales_of_header(const int type, __m512i words, __m512 *times) {
 INLINE __m512 strip_scales(const int type, const uint8_t *p, __m512 *times) {
     __m512i v;
     switch (type) {
-    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p));
+    case GS_TYPE_MXFP4: return *times = widened(eight_powers(p, 8));
     case GS_TYPE_Q6_K:
         v = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p + 192)));
         return *times = _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(half(p + 208)));
@@ -141,11 +124,4 @@ INLINE void add_strip(const int type, const int N, const int R, const uint8_t *p
                       const gs_strip *const y[], int64_t at, vec acc[][2], __m256 low[]) {
     (void)N, (void)R, (void)stride;
     add_to_rows(type, 1, GS_STRIP_STEPS, p, y[0] + at, acc, low);
-}
-
-/* The totals of the rows. */
-INLINE void totals_of(const int type, const int n, const vec acc[][2], const __m256 low[], float to[]) {
-    (void)type;
-    UNROLL for (int i = 0; i < n; i++)
-        to[i] = VEC_TOTAL_WITH(VEC_ADD(acc[i][0], acc[i][1]), low[i]);
 }

@@ -1,4 +1,4 @@
-/* few_q.h -- quantised weights times one column, with NEON at most GS_FEW_Q: decoded from the blocks of FEW_ROWS rows.
+/* few_q.h -- quantised weights times one column, with NEON at most GS_FEW_Q: blocks of one or two rows, decoded once.
  *
  * Included by product_loops.h.  With so few columns each block is used a few times.  Memory bandwidth alone limits the
  * speed only if little is computed for each block; therefore a strip's eight steps share one vector of scales.
@@ -52,7 +52,12 @@ INLINE void few_rows_q(const int type, const int N, const int R, const gs_produc
             add_end(type, N, R, p, apart, y, strips, over, acc, low);
 #endif
         }
-        totals_of(type, R * N, (const vec (*)[2])acc, low, totals);
+        UNROLL for (int i = 0; i < R * N; i++)
+            totals[i] = VEC_TOTAL_WITH(VEC_ADD(acc[i][0], acc[i][1]), low[i]);
+#if FEW_ROWS > 1
+        if (takes_two_rows(type))
+            totals_of_two(acc[0][0], low[0], totals);
+#endif
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int c = 0; c < N; c++)
                 out[c][first + (rows == 1 ? 0 : r)] = totals[r * N + c];
@@ -61,8 +66,11 @@ INLINE void few_rows_q(const int type, const int N, const int R, const gs_produc
 
 INLINE void few_q(const int type, const int N, const gs_product *of, const char *shared, int64_t group, int64_t row0,
                   int64_t row1) {
-    if (FEW_ROWS > 1 && (takes_two_rows(type) || (shares_strips(type) && of->node->src[0]->layout.nb[1] <= SHORT)))
+#if FEW_ROWS > 1
+    if (takes_two_rows(type) || (shares_strips(type) && of->node->src[0]->layout.nb[1] <= SHORT)) {
         few_rows_q(type, N, FEW_ROWS, of, shared, group, row0, row1);
-    else
-        few_rows_q(type, N, 1, of, shared, group, row0, row1);
+        return;
+    }
+#endif
+    few_rows_q(type, N, 1, of, shared, group, row0, row1);
 }

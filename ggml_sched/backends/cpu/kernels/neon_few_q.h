@@ -17,16 +17,6 @@ INLINE int takes_strips(const int type, int64_t steps) {
 #define EVENS_FIRST 0
 #define FEW_ROWS 1
 
-INLINE int takes_two_rows(const int type) {
-    (void)type;
-    return 0;
-}
-
-INLINE int shares_strips(const int type) {
-    (void)type;
-    return 0;
-}
-
 /* Decodes the scales of eight steps (32 elements each) to s and, for types with minima, the minima to m. */
 INLINE void eight_scales(const int type, const uint8_t *p, float *s, float *m) {
     const int size = bytes_of(type);
@@ -93,11 +83,4 @@ INLINE void add_end(const int type, const int N, const int R, const uint8_t *p, 
     (void)R, (void)stride, (void)acc;
     for (int j = 0; j < n; j++, p += bytes_of(type))
         add_rest(type, N, p, y, at, j, low);
-}
-
-/* The totals of n sums. */
-INLINE void totals_of(const int type, const int n, const vec acc[][2], const vec_low low[], float to[]) {
-    (void)type;
-    UNROLL for (int i = 0; i < n; i++)
-        to[i] = VEC_TOTAL_WITH(VEC_ADD(acc[i][0], acc[i][1]), low[i]);
 }

@@ -39,12 +39,26 @@ INLINE __m128i eight_words(const uint8_t *p, const int size, const int n) {
     return words;
 }
 
+/* The scales of the first n of eight blocks of MXFP4, as eight_words. */
+INLINE __m256 eight_powers(const uint8_t *p, const int n) {
+#define STEP(place) (EVENS_FIRST ? 2 * (place) % 8 + (place) / 4 : (place))
+#define BYTE(place) p[17 * (STEP(place) < n ? STEP(place) : n - 1)]
+    return powers(_mm256_setr_epi32(BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(5), BYTE(6), BYTE(7)));
+#undef BYTE
+#undef STEP
+}
+
+/* Whether a vector has levels of two rows. */
+INLINE int takes_two_rows(const int type) {
+    return !WIDE && (type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K);
+}
+
 /* The order of a strip (gs_strip): of how many steps the first halves lie together, where a vector has bytes of as many
  * blocks. */
 INLINE int strip_order(const int type) {
-    if (type == GS_TYPE_Q8_0 || halves_of(type) == 2)
+    if (type == GS_TYPE_Q8_0 || halves_of(type) == 2 || takes_two_rows(type))
         return 1;
-    return WIDE ? 4 : type == GS_TYPE_Q4_K || type == GS_TYPE_Q5_K ? 1 : 2;
+    return WIDE ? 4 : 2;
 }
 
 /* Whether one column is multiplied row by row.  `steps`: of a row, or of joined rows.  With AVX-512 this was faster,
