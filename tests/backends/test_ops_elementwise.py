@@ -102,6 +102,12 @@ def test_add1_and_add_id(ctx):
     assert_close(compute(ctx, ctx.add_id(c, b, ids), {c: y, b: z, ids: names}), want)
 
 
+def test_add_id_of_a_tensor_to_itself(ctx):
+    a, ids = ctx.tensor("f32", (3, 4)), ctx.tensor("i32", (4,))
+    x, names = random(RNG, 3, 4), np.int32([3, 3, 0, 1])
+    assert_close(compute(ctx, ctx.add_id(a, a, ids), {a: x, ids: names}), x + x[names])
+
+
 SIMPLE = {
     "sqr": lambda x: x * x,
     "sqrt": np.sqrt,

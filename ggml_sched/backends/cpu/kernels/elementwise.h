@@ -197,7 +197,7 @@ static void run_elementwise(const gs_call *call, int32_t part, char *shared, cha
     const gs_node *b = node->n_src > 1 && node->src[1] != NULL ? node->src[1] : a;
     float c[4], tile_a[TILE], tile_b[TILE], tile_out[TILE];
     tile_fn f = function_of(node, c);
-    int is_flat = call->arg[6] != 0, is_same = b == a && call->arg[4] == call->arg[5];
+    int is_flat = call->arg[6] != 0, is_same = b == a && call->arg[4] == call->arg[5] && node->op != GS_OP_ADD_ID;
     const int type_a = a->layout.type, type_b = b->layout.type, type = node->layout.type;
     int64_t width = call->arg[2], pieces = call->arg[3], period = is_flat || b == a ? width : b->layout.ne[0];
     int64_t sa = a->layout.nb[0], sb = b->layout.nb[0], so = node->layout.nb[0];
