@@ -334,6 +334,15 @@ def test_something_that_is_no_tensor_is_a_type_error(ctx, op):
     assert ctx.tensors == ()
 
 
+@pytest.mark.parametrize("call", [
+    lambda ctx, a: ctx.unary(a, None), lambda ctx, a: ctx.glu(a, None), lambda ctx, a: ctx.glu_split(a, a, None)])
+def test_a_kind_that_is_none_is_a_type_error(ctx, call):
+    a = ctx.tensor("f32", (8, 4))
+    with pytest.raises(TypeError, match="kind"):
+        call(ctx, a)
+    assert ctx.tensors == (a,)
+
+
 INTS = {
     "view_1d": (lambda ctx, a, n: ctx.view_1d(a, n), lambda ctx, a, n: ctx.view_1d(a, 1, n)),
     "view_2d": tuple(lambda ctx, a, n, k=k: ctx.view_2d(a, *(n if i == k else 1 for i in range(4))) for k in range(4)),

@@ -68,7 +68,7 @@ cdef class ElementwiseOps(ContextBase):
     cdef Tensor add_unary(self, Tensor a, int32_t kind, bint inplace=False):
         return with_params(self.add_like(GS_OP_UNARY + kind, a, (a,), inplace), &kind, 1)
 
-    def unary(self, Tensor a not None, str kind, bint inplace=False):
+    def unary(self, Tensor a not None, str kind not None, bint inplace=False):
         """An element-wise function: "silu", "gelu", "gelu_quick", "relu", "tanh", "sigmoid", "neg", "abs",
         "exp", "step", "elu", "hardswish" and the others that ggml names."""
         cdef str name = f"UNARY:{kind.upper()}"
@@ -139,7 +139,7 @@ cdef class ElementwiseOps(ContextBase):
             raise GraphError(f"glu_split: {describe(a)} and {describe(b)} differ in shape or type")
         return with_params(self.add_like(GS_OP_GLU + kind, a, (a, b)), &kind, 1)
 
-    def glu(self, Tensor a not None, str kind, bint swapped=False):
+    def glu(self, Tensor a not None, str kind not None, bint swapped=False):
         """act(first half) * second half of each row: [2n, ...] -> [n, ...].
 
         `kind` names the activation: "swiglu" (silu), "geglu" (gelu), "reglu" (relu) and others of ggml's.  With
@@ -150,7 +150,7 @@ cdef class ElementwiseOps(ContextBase):
             raise GraphError(f"glu: unknown kind {kind!r}; known: {', '.join(_GLU_KINDS).lower()}")
         return self.add_glu(a, OP_IDS[name] - GS_OP_GLU, swapped)
 
-    def glu_split(self, Tensor a not None, Tensor b not None, str kind):
+    def glu_split(self, Tensor a not None, Tensor b not None, str kind not None):
         """act(a) * b; both of one shape and type; kind "swiglu", "geglu", "reglu"."""
         cdef str name = f"GLU:{kind.upper()}"
         if name not in OP_IDS:
