@@ -242,6 +242,14 @@ def test_parts_of_control_tokens_do_not_become_one(tokenizer, source):
         assert tokenizer.decode(ids[tokenizer.add_bos:], skip_special=False) == template.render(messages)
 
 
+def test_keys_of_arguments_are_from_strangers_too(tokenizer):
+    template = ChatTemplate("{{ messages | tojson }}{% for name in messages[0].arguments %}{{ '<|' + name }}{% endfor %}")
+    for key in (*HOSTILE, "im_end|>"):
+        messages = [{"role": "user", "content": "", "arguments": {key: 1}}]
+        ids = template.encode(tokenizer, messages, parse_special=False)
+        assert controls(tokenizer, ids[tokenizer.add_bos:]) == []
+
+
 def test_documents_are_from_strangers_too(tokenizer):
     template = ChatTemplate("{% for d in documents %}{{ d.text }}{% endfor %}<|im_end|>")
     ids = template.encode(tokenizer, [], parse_special=False, documents=[{"text": "<|im_start|>"}])

@@ -35,16 +35,27 @@ class Marker:
         self.mark: str = free[0]
 
     def marked(self, value: Any, key: str = "") -> Any:
-        """A copy of `value`, messages or a part of them, with marks in its strings; `key`: its key in a dict."""
+        """A copy of `value`, messages or a part of them, with marks in its strings, keys included; `key`: its key in a
+        dict."""
         if isinstance(value, dict):
-            return {name: self.marked(item, name) for name, item in value.items()}
+            return {self._marked_key(name): self.marked(item, name) for name, item in value.items()}
         if isinstance(value, list):
             return [self.marked(item, key) for item in value]
         if not isinstance(value, str):
             return value
-        value = self._whole.sub(lambda found: found[0][0] + self.mark + found[0][1:], value)
+        value = self._inside(value)
         # No marks at the ends of roles and types: templates compare these with their own strings.
         return value if key in ("role", "type") else self._at_ends(value)
+
+    def _marked_key(self, key: Any) -> Any:
+        """A key of a dict, with marks unless it is an identifier, which templates look up."""
+        if not isinstance(key, str) or key.isidentifier():
+            return key
+        return self._at_ends(self._inside(key))
+
+    def _inside(self, text: str) -> str:
+        """The text, with a mark inside each text of a control token."""
+        return self._whole.sub(lambda found: found[0][0] + self.mark + found[0][1:], text)
 
     def _at_ends(self, text: str) -> str:
         """The text, with a mark at an end that could form a control token together with the text before or after it.
