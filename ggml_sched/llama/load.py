@@ -15,7 +15,7 @@ from ggml_sched._graph import Tensor, Type
 from ggml_sched._host import host_memory
 from ggml_sched.backend import Backend
 from ggml_sched.backends.cpu import CpuBackend
-from ggml_sched.errors import OutOfMemory
+from ggml_sched.errors import FileFormatError, GraphError, OutOfMemory
 from ggml_sched.experts.policies import checked_policy
 from ggml_sched.llama import arch as architectures
 from ggml_sched.llama._cells import MAX_SEQUENCES
@@ -149,8 +149,15 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             _, arch = architectures.find(file)
             hparams = arch.hparams(file)
             is_tied = "output.weight" not in file.tensors
-            runner_at = partial(_runner_at, path, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
-                                policy, fit, limits, use_mmap, huge_pages, arenas, by_expert, progress)
+            made_at = partial(_runner_at, path, file, arch, hparams, backends, n_ctx, n_batch, kv_type, n_seq, flash,
+                              policy, fit, limits, use_mmap, huge_pages, arenas, by_expert, progress)
+
+            def runner_at(at: PlaceFunction, twins: Mapping[str, str] | None = None) -> Runner:
+                try:
+                    return made_at(at, twins)
+                except GraphError as error:     # a weight has a type that an op of the graph does not take
+                    raise FileFormatError(f"{file.name}: {error}") from error
+
             runner = None
             if where is None and is_tied and are_apart(backends):
                 with suppress(OutOfMemory):     # no room for a copy of the tied matrix: loaded below without one

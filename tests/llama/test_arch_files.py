@@ -10,7 +10,7 @@ from arch_runner import Runner
 from small_llama import contents, written
 
 import ggml_sched as gs
-from ggml_sched.llama import open_gguf
+from ggml_sched.llama import load, open_gguf
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic import random_model
 
@@ -83,6 +83,18 @@ def test_missing_misshapen_and_unknown_tensors_are_named(arch):
             pass
     with pytest.raises(gs.FileFormatError, match="mystery"), Runner(written(metadata, {**tensors, "mystery": other})):
         pass
+
+
+@pytest.mark.parametrize("arch, name, options", [
+    ("llama", "rope_freqs.weight", {"optional": ("rope_freqs",)}), ("mamba", "blk.0.ssm_a", {}),
+    ("gpt-oss", "blk.0.attn_sinks.weight", {})])
+def test_a_weight_of_a_type_that_its_op_does_not_take_is_an_error_of_the_file(tmp_path, arch, name, options):
+    metadata, tensors = contents(random_model(arch, 1, **options))
+    _, ne, data = tensors[name]
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(written(metadata, {**tensors, name: ("f16", ne, np.frombuffer(data, np.float32).astype("f2"))}))
+    with pytest.raises(gs.FileFormatError, match=f"odd.gguf: .*{name}.* f16"):
+        load(path, n_ctx=32)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
