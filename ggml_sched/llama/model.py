@@ -18,6 +18,7 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import each
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
+from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.generation import Generation, Options
 from ggml_sched.llama.memory import Memory, memory_of
 from ggml_sched.llama.runner import Runner
@@ -164,9 +165,14 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, made at the first access; TokenizerError where the file has no usable vocabulary."""
+        """The file's tokenizer, made at the first access; TokenizerError where the file has no usable vocabulary, or
+        one of fewer tokens than the model has logits."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_metadata(self.metadata)
+            made = Tokenizer.from_metadata(self.metadata)
+            if made.n_vocab < self.n_vocab:
+                raise TokenizerError(f"tokenizer.ggml.tokens has {made.n_vocab} tokens, the model {self.n_vocab} "
+                                     "logits: some tokens that it chooses would have no text")
+            self._tokenizer = made
         return self._tokenizer
 
     @property

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from interrupting import interrupted
-from small_llama import SHAPES, SMALL, TOKENS
+from small_llama import SHAPES, SMALL, TOKENS, contents, written
 
 import ggml_sched as gs
 from ggml_sched.llama import (
@@ -14,6 +14,7 @@ from ggml_sched.llama import (
     SamplingError,
     Sequence,
     SequenceError,
+    TokenizerError,
     greedy,
     load,
     random_llama,
@@ -31,6 +32,18 @@ def with_end(n: int) -> tuple[bytes, list[int]]:
         ids = list(model.generate(TOKENS, 16))
     end = next(i for i in range(n, 16) if ids[i] not in ids[:i])
     return random_llama(1, **SHAPES, extra={"tokenizer.ggml.eos_token_id": ids[end]}), ids[:end]
+
+
+# -- vocabularies --------------------------------------------------------------------------
+
+
+def test_a_vocabulary_of_fewer_tokens_than_logits_is_refused_before_a_text_begins():
+    metadata, tensors = contents(small_model().read_bytes())
+    short = {f"tokenizer.ggml.{key}": metadata[f"tokenizer.ggml.{key}"][:1748] for key in ("tokens", "token_type")}
+    with load(written({**metadata, **short, "tokenizer.ggml.merges": ["a b"]}, tensors), n_ctx=64) as model:
+        with pytest.raises(TokenizerError, match="1748 tokens, the model 2048 logits"):
+            model.generate("def f(")
+        assert len(list(model.generate([1, 2], 4, ignore_eos=True))) == 4
 
 
 # -- ids -----------------------------------------------------------------------------------
