@@ -5,7 +5,7 @@ remaining bytes can hold; every element of an `Array` lies inside the file, and 
 overlap.  An invalid file raises FileFormatError naming the file, the byte and the field.
 
 A vocabulary has 100,000 strings and more, so the elements of arrays are parsed when they are accessed; reading the head
-only finds where each string begins.
+copies their bytes, so that no array keeps the file open, and finds where each string begins.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ MAX_NAME_BYTES = 256
 MAX_STRING_BYTES = 1 << 26
 MAX_STRINGS = 1 << 21
 """The most strings in all arrays of a file together (a vocabulary of 256k tokens with its merges has 2**19)."""
+MAX_ARRAY_BYTES = 1 << 28
+"""The most bytes of all arrays of a file together: all are copied (a vocabulary of 256k tokens has 2**23)."""
 MAX_NESTING = 4
 MAX_NESTED = 1 << 16
 """The most arrays inside other arrays, in the whole file."""
@@ -81,26 +83,23 @@ U64 = SCALARS[Kind.U64]
 
 
 class Array(Sequence["Value"]):
-    """An array of a file's metadata, whose elements are read from the file's bytes when they are accessed.
+    """An array of a file's metadata: a copy of the bytes in the file, parsed when elements are accessed.
 
     `kind` is the type of the elements.  Strings come as str; bytes that are not UTF-8 come as lone surrogates (PEP
-    383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.  An array keeps the mapping of the file
-    alive, also after the file was closed; a pickle holds the elements alone.
+    383), so that `raw(i)` is always `a[i].encode("utf-8", "surrogateescape")`.
     """
 
     __slots__ = ("_memory", "_starts", "_values", "kind")
 
-    def __init__(self, kind: Kind, memory: memoryview, starts: array[int] | None = None,
+    def __init__(self, kind: Kind, memory: bytes = b"", starts: array[int] | None = None,
                  values: np.ndarray | Sequence[Array] = ()) -> None:
         self.kind: Kind = kind
-        self._memory = memory    # the bytes of the whole file, or those of the strings alone after unpickling
-        self._starts = starts    # of strings: the byte of `_memory` where each begins, its length (u64) first
-        self._values = values    # of numbers: a view of the file; of nested arrays: a list; of strings: empty
+        self._memory = memory    # of strings: their bytes, each with its length (u64) first
+        self._starts = starts    # of strings: the byte of `_memory` where the length of each stands
+        self._values = values    # of numbers: an array; of nested arrays: a list; of strings: empty
 
     def __reduce__(self) -> tuple[object, ...]:
-        if self._starts is None:
-            return _unpickled, (self.kind, b"", None, self._values)
-        return _unpickled, (self.kind, *pack_strings(self._memory, self._starts))
+        return Array, (self.kind, self._memory, self._starts, self._values)
 
     def __len__(self) -> int:
         return len(self._starts if self._starts is not None else self._values)
@@ -123,26 +122,20 @@ class Array(Sequence["Value"]):
         if self._starts is None:
             yield from self._values.tolist() if isinstance(self._values, np.ndarray) else self._values
             return
-        starts, end = self._starts, 0
-        if starts:
-            end = starts[-1] + 8 + U64.unpack_from(self._memory, starts[-1])[0]
-        ends = starts[1:]
-        ends.append(end)
-        # The strings are contiguous: slicing one copy of them costs a third of slicing the mapping.
-        base = starts[0] if starts else 0
-        data = bytes(self._memory[base:end])
+        starts, ends = self._starts, self._starts[1:]
+        ends.append(len(self._memory))
         for start, stop in zip(starts, ends, strict=True):
-            yield data[start + 8 - base : stop - base].decode("utf-8", "surrogateescape")
+            yield self._memory[start + 8 : stop].decode("utf-8", "surrogateescape")
 
     def raw(self, i: int) -> bytes:
         """The bytes of string i."""
         if self._starts is None:
             raise TypeError(f"an array of {self.kind.name} holds no strings")
         start = self._starts[i] + 8
-        return bytes(self._memory[start : start + U64.unpack_from(self._memory, start - 8)[0]])
+        return self._memory[start : start + U64.unpack_from(self._memory, start - 8)[0]]
 
     @property
-    def strings(self) -> tuple[memoryview, array[int]]:
+    def strings(self) -> tuple[bytes, array[int]]:
         """(the bytes that hold the strings, where in them each begins, its length first), as `_strings` takes them."""
         if self._starts is None:
             raise TypeError(f"an array of {self.kind.name} holds no strings")
@@ -156,7 +149,7 @@ class Array(Sequence["Value"]):
             raw = text.encode("utf-8", "surrogatepass")
             starts.append(len(memory))
             memory += U64.pack(len(raw)) + raw
-        return cls(Kind.STRING, memoryview(bytes(memory)), starts=starts)
+        return cls(Kind.STRING, bytes(memory), starts)
 
     def numpy(self) -> np.ndarray:
         """A copy as a numpy array; for numbers only."""
@@ -176,11 +169,6 @@ class Array(Sequence["Value"]):
 
 Value: TypeAlias = str | int | float | bool | Array
 """A value of a file's metadata."""
-
-def _unpickled(kind: Kind, memory: bytes, starts: array[int] | None,
-               values: np.ndarray | Sequence[Array] = ()) -> Array:
-    return Array(kind, memoryview(memory), starts, values)
-
 
 KINDS = {int(kind): kind for kind in Kind}
 TYPES = {int(kind): kind for kind in Type}
@@ -212,6 +200,7 @@ class Reader:
         self.pos: int = 0
         self.strings_left: int = MAX_STRINGS
         self.nested_left: int = MAX_NESTED
+        self.bytes_left: int = MAX_ARRAY_BYTES
 
     def fail(self, what: str) -> FileFormatError:
         return FileFormatError(f"{self.name}: at byte {self.pos}: {what}")
@@ -279,12 +268,12 @@ class Reader:
         if kind is Kind.ARRAY:
             n = self.count(f"arrays in {what}", 12, self.nested_left)
             self.nested_left -= n
-            return Array(kind, self.memory, values=[self.array(what, depth + 1) for _ in range(n)])
+            return Array(kind, values=[self.array(what, depth + 1) for _ in range(n)])
         dtype = DTYPES[kind]
-        n = self.count(f"elements of {what}", dtype.itemsize, INT64_MAX)
+        n = self.count(f"elements of {what}", dtype.itemsize, self.bytes_left // dtype.itemsize)
         start, self.pos = self.pos, self.pos + n * dtype.itemsize
-        values = np.frombuffer(self.memory, dtype, n, start) if n else np.empty(0, dtype)
-        return Array(kind, self.memory, values=values)
+        self.bytes_left -= n * dtype.itemsize
+        return Array(kind, values=np.frombuffer(self.memory, dtype, n, start).copy() if n else np.empty(0, dtype))
 
     def strings(self, what: str) -> Array:
         n = self.count(f"strings in {what}", 8, self.strings_left)
@@ -297,8 +286,12 @@ class Reader:
                 raise self.fail(f"string {found} of {n} in {what} starts at {pos}, the file ends at {self.size}")
             end = pos + 8 + U64.unpack_from(self.memory, pos)[0]
             raise self.fail(f"string {found} of {n} in {what} ends at {end}, the file ends at {self.size}")
+        if pos - self.pos > self.bytes_left:
+            raise self.fail(f"{what} takes {pos - self.pos} bytes, the limit of all arrays together leaves "
+                            f"{self.bytes_left}")
+        self.bytes_left -= pos - self.pos
         self.pos = pos
-        return Array(Kind.STRING, self.memory, starts=starts)
+        return Array(Kind.STRING, *pack_strings(self.memory, starts))
 
     # -- parts of the file ----------------------------------------------------------
 

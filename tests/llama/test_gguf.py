@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import struct
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from small_llama import written
 
 import ggml_sched as gs
-from ggml_sched.llama import gguf, load, open_gguf, random_llama, write_gguf
+from ggml_sched.llama import gguf, gguf_reader, load, open_gguf, random_llama, write_gguf
 from ggml_sched.llama.gguf import Kind
 
 SHAPES = {"n_vocab": 32, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_ff": 32}
@@ -172,6 +173,27 @@ def test_a_large_vocabulary_opens_without_parsing_its_strings():
         assert len(tokens) == n and tokens[n - 1] == f"token{n - 1}"
         assert len(list(tokens)) == n
     assert time.process_time() - start < SECONDS
+
+
+def test_arrays_of_a_closed_file_do_not_keep_it_open(tmp_path):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(written({"strings": ["a", "", "ü"], "numbers": np.arange(5, dtype=np.int16),
+                              "nested": [[1], ["b"]]}))
+    before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else None
+    with open_gguf(path) as f:
+        mapping, metadata = f._mapping, f.metadata
+    assert mapping.closed
+    assert {key: value.tolist() for key, value in metadata.items() if key != "general.architecture"} == {
+        "strings": ["a", "", "ü"], "numbers": [0, 1, 2, 3, 4], "nested": [[1], ["b"]]}
+    if before is not None:
+        assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind, body", [(7, bytes(8)), (8, (struct.pack("<Q", 0)))])
+def test_arrays_of_more_bytes_than_any_vocabulary_are_refused(monkeypatch, kind, body):
+    monkeypatch.setattr(gguf_reader, "MAX_ARRAY_BYTES", 7)
+    with pytest.raises(gs.FileFormatError, match="metadata 'k'.*limit"):
+        open_gguf(file([string("k") + struct.pack("<IIQ", 9, kind, 8 if kind == 7 else 1) + body]))
 
 
 VOCABULARIES = sorted((Path(__file__).resolve().parents[3] / "shared" / "vocab").glob("*.gguf"))

@@ -1,5 +1,6 @@
 """Weights of a mapped file move to huge pages while the model is used, where memory allows it."""
 
+import gc
 import io
 import mmap
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from ggml_here import IS_HERE, WHY_NOT
 from ggml_here import backend as ggml_backend
+from small_llama import contents, written
 
 import ggml_sched as gs
 from ggml_sched.llama import huge_pages, load, random_llama
@@ -148,6 +150,26 @@ def test_a_closed_model_has_freed_its_huge_pages(path, huge, small):
 
     lived()
     assert abs(lived() - lived()) < EMBEDDING
+
+
+def test_a_closed_model_that_is_still_named_has_freed_its_huge_pages(tmp_path, huge, small):
+    metadata, tensors = contents(MODEL)
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(written(metadata | {"tokenizer.ggml.tokens": [f"t{i}" for i in range(8192)]}, tensors))
+    gc.collect()
+    gc.disable()
+    try:
+        before, models = mapped_bytes(), []
+        for _ in range(2):
+            with load(path, n_ctx=128) as model:
+                for token in range(STEPS + 2):
+                    model.eval([token])
+                assert on(model).mapped < EMBEDDING + 4 * HUGE
+            models.append(model)
+        assert models[0].metadata["tokenizer.ggml.tokens"][8191] == "t8191"
+        assert mapped_bytes() - before < path.stat().st_size
+    finally:
+        gc.enable()
 
 
 def test_a_prompt_in_several_batches_is_one_evaluation(path, huge, small):
