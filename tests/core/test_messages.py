@@ -54,6 +54,8 @@ def test_a_tensor_without_a_name_is_called_by_its_id_as_soon_as_it_has_one():
         ctx.mul_mat(y, ctx.tensor("f32", (3,)))
     graph = gs.Graph(ctx.add(y, named))
     assert repr(y) == f"<Tensor {graph.id_of(y)} UNARY:SILU f32 [4x1x1x1]>"
+    with pytest.raises(TypeError, match="Tensor"):
+        graph.id_of(None)
     assert graph.id_of(x) == 0 and repr(x) == "<Tensor 0 NONE f32 [4x1x1x1]>"
     for t, called in ((y, rf"tensor {graph.id_of(y)} \(UNARY:SILU f32"), (x, r"tensor 0 \(NONE f32")):
         with pytest.raises(gs.GraphError, match=called):

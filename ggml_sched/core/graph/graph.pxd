@@ -29,7 +29,7 @@ cdef class Graph:
     cdef int fill_tensors(self, Graph recorded) except -1
     cdef int fill_order(self, dict deps) except -1
     cdef int fill_deps(self, dict given) except -1
-    cpdef int32_t id_of(self, Tensor t)
+    cpdef int32_t id_of(self, Tensor t) except -2
     cpdef int64_t residence_epoch(self) noexcept
     cdef int32_t known(self, Tensor t) except -1
     cdef int32_t require(self, void *t, void *user) except -1

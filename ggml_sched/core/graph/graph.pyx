@@ -309,9 +309,12 @@ cdef class Graph:
             raise GraphError(f"{describe(t)} is not a tensor of the graph")
         return k
 
-    cpdef int32_t id_of(self, Tensor t):
+    cpdef int32_t id_of(self, Tensor t) except -2:
         """The id of a tensor of this graph, -1 for another."""
-        cdef int32_t k = t.mark
+        cdef int32_t k
+        if t is None:
+            raise TypeError("a graph has ids of Tensors, not of None")
+        k = t.mark
         if 0 <= k < self.flat.n_tensors and self.tensors[k] is t:
             return k
         # Another graph has overwritten the tensor's mark.
