@@ -188,7 +188,9 @@ class FusedBackend(QueuedBackend):
         groups = []
         for k, node in enumerate(graph.nodes):
             if node.op == "MUL" and node.src[0] in norms and self.supports_op(node):
-                groups.append((norms.pop(node.src[0]), k))
+                norm, other = node.src
+                if other.root is not norm.root:  # the kernel reads `other` from memory, where the norm need not be
+                    groups.append((norms.pop(norm), k))
         return groups
 
     def compute_now(self, graph):

@@ -57,6 +57,26 @@ LATE = """
         """
 """Methods that compute no graph before `synchronize`."""
 
+SCALED_NORM = """
+        def supports_op(self, node):
+            return node.op in ("RMS_NORM", "MUL")
+
+        def fusion_groups(self, graph):
+            return [(0, len(graph.nodes) - 1)] if {fuses} else []
+
+        def graph_compute(self, graph):
+            if not getattr(graph, "groups", ()):
+                super().graph_compute(graph)
+                return
+            norm, product = graph.nodes[0], graph.nodes[-1]
+            x = norm.src[0].numpy()
+            y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+            if 0 in graph.needed:
+                norm.set(y)
+            product.set(y * product.src[1].numpy())
+        """
+"""Methods that compute a norm times any tensor as one, where `fuses` is true, and read that tensor from memory."""
+
 WRONG = {
     "skips": ("""
         def compute_node(self, node):
@@ -390,6 +410,15 @@ WRONG = {
         def graph_compute(self, graph):
             super().graph_compute(gs.GraphView(graph.nodes[1:]) if getattr(graph, "groups", ()) else graph)
         """, "test_a_group_computed_as_one_gives_what_its_members_give"),
+    "reads a member that its group does not write": (
+        SCALED_NORM.format(fuses="graph.nodes[-1].op == 'MUL' and len(graph.nodes) == 2"),
+        "test_a_group_computed_as_one_gives_what_its_members_give"),
+    "reads a view of a member that its group does not write": (
+        SCALED_NORM.format(fuses="graph.nodes[-1].op == 'MUL' and graph.nodes[-1].src[1] is not graph.nodes[0]"),
+        "test_a_group_computed_as_one_gives_what_its_members_give"),
+    "plans a group that reads a view of its member": (
+        SCALED_NORM.format(fuses="graph.nodes[-1].op == 'MUL' and graph.nodes[-1].src[1] is not graph.nodes[0]"),
+        "test_a_scheduler_plans_its_groups"),
 }
 """{what is wrong: (the body of a class over Good, the test that fails)}."""
 

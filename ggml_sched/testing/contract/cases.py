@@ -422,8 +422,20 @@ def _scores(leafs: Leafs) -> gs.Tensor:
     return ctx.soft_max(ctx.scale(ctx.mul_mat(leafs.floats(64, 16), leafs.floats(64, 5)), 0.125))
 
 
+def _squared(leafs: Leafs) -> gs.Tensor:
+    norm = leafs.ctx.rms_norm(leafs.floats(32, 4), 1e-5)
+    return leafs.ctx.mul(norm, norm)
+
+
+def _times_a_view(leafs: Leafs) -> gs.Tensor:
+    norm = leafs.ctx.rms_norm(leafs.floats(32, 4), 1e-5)
+    return leafs.ctx.mul(norm, leafs.ctx.reshape(norm, 32, 4))
+
+
 PATTERNS: dict[str, Callable[[Leafs], gs.Tensor]] = {
     "RMS_NORM, MUL": lambda b: b.ctx.mul(b.ctx.rms_norm(b.floats(32, 4), 1e-5), b.floats(32)),
+    "RMS_NORM, MUL by itself": _squared,
+    "RMS_NORM, MUL by a view of itself": _times_a_view,
     "RMS_NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.rms_norm(b.floats(32, 4), 1e-5), b.floats(32)),
                                               b.floats(32, 4)),
     "NORM, MUL, ADD": lambda b: b.ctx.add(b.ctx.mul(b.ctx.norm(b.floats(32, 4), 1e-5), b.floats(32)), b.floats(32)),

@@ -31,15 +31,13 @@ class FusionContract(Contract):
     def test_a_group_computed_as_one_gives_what_its_members_give(self, device: gs.Backend) -> None:
         """Once with all results needed, and once with only the results that nodes outside the group read."""
         for leafs, graph, groups in self._fused(device):
-            inner = {k for group in groups for k in group[:-1]}
-            read = {k for k in inner for j, node in enumerate(graph.nodes)
-                    if graph.nodes[k] in node.src and not any({j, k} <= {*group} for group in groups)}
+            hidden = _hidden(graph, groups)
             with device.alloc_tensors(leafs.ctx, usage="any") as memory:
                 leafs.set()
                 device.graph_compute(gs.GraphView(graph.nodes))
                 device.synchronize()
                 want = [node.numpy().copy() for node in graph.nodes]
-                for needed in (None, frozenset(range(len(graph.nodes))) - inner | read):
+                for needed in (None, frozenset(range(len(graph.nodes))) - hidden):
                     memory.clear(0xCD)
                     leafs.set()
                     view = gs.GraphView(graph.nodes, groups, needed)
@@ -83,3 +81,15 @@ class FusionContract(Contract):
 
 def _groups(backend: gs.Backend, graph: gs.Graph) -> list[tuple[int, ...]]:
     return sorted(tuple(group) for group in backend.fusion_groups(graph))
+
+
+def _hidden(graph: gs.Graph, groups: list[tuple[int, ...]]) -> set[int]:
+    """The positions of those members, and of views of them, that a plan does not need: only their own group reads them,
+    directly or through views."""
+    nodes = graph.nodes
+    inner = {k for group in groups for k in group[:-1]}
+    read = {k for k in inner if nodes[-1].root is nodes[k] or any(
+        node.computes and any(s is not None and s.root is nodes[k].root for s in node.src)
+        and not any({j, k} <= {*group} for group in groups) for j, node in enumerate(nodes))}
+    roots = {nodes[k].root for k in inner - read}
+    return inner - read | {k for k, node in enumerate(nodes) if not node.computes and node.root in roots}
