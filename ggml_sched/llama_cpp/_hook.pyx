@@ -367,6 +367,12 @@ cdef tuple _need(const gh_plan_cache *c, const gh_plan_view *view, int32_t id):
             nbytes if nbytes > view.arrays.layout[p.like[id]].nbytes else 0)
 
 
+cdef dict _refused(const gh_plan_cache *c, const gh_plan_view *view, int b):
+    """{id of a node that backend number b does not support: None}; the reasons are not known."""
+    cdef int32_t i, n = view.plan.n_tensors
+    return {i: None for i in range(n) if c.key.is_scheduler and not view.of.problem.supports[<int64_t>b * n + i]}
+
+
 cdef dict _backend(const gh_plan_cache *c, int b, list sizes, dict names):
     """Backend number b, as `recorded_backends` takes it.  `sizes`: bytes of the planned buffers.  One may exceed the
     backend's largest buffer size, because a tensor that is larger than that has a buffer of its own."""
@@ -390,6 +396,7 @@ cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names)
         "plan": values,
         "backends": [_backend(c, b, values["arenas"][b][3], names) for b in range(c.n_backends)],
         "needs": [_need(c, view, i) for i in range(view.plan.n)],
+        "refused": [_refused(c, view, b) for b in range(c.n_backends)],
         "residents": _residents(c, view),
         "is_scheduler": bool(c.key.is_scheduler),
         "stock": [None if c.stock == NULL else c.stock_nbytes[c.pool_of[b]] for b in range(c.n_backends)],
@@ -399,9 +406,9 @@ cdef dict _view_of(const gh_plan_cache *c, const gh_plan_view *view, dict names)
 def last_planned():
     """For each graph allocator and scheduler of the process that has planned a graph, oldest first: its last plan.
 
-    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs` and `residents`, as
-    `recorded_backends` takes them; `is_scheduler`; and `stock`, for each backend the bytes that ggml's own buffer would
-    have (None where nothing was compared).
+    Each is a dict: `graph`, as `graphfile.graph_from_dict` takes it; `plan`, `backends`, `needs`, `refused` and
+    `residents`, as `recorded_backends` takes them; `is_scheduler`; and `stock`, for each backend the bytes that ggml's
+    own buffer would have (None where nothing was compared).
     """
     return _of_plan_caches(_append_last_planned)
 

@@ -2,8 +2,8 @@
 
 A node fell back if a better backend does not support it and would otherwise compute it, because a weight, a source or a
 reader of the node is on that backend, directly or through other nodes that fell back.  Nothing falls back from a store,
-which computes nothing.  The reason is found by support queries for the same node with other strides and types; the cost
-by planning the graph as if the backend supported the nodes.
+which computes nothing.  The reason is found by support queries for the same node with other strides and types, or was
+recorded by such queries; the cost by planning the graph as if the backend supported the nodes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ggml_sched.placement.devices import Device, LinkLike
 from ggml_sched.placement.pricing import price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES
+from ggml_sched.planning.recorded import RecordedBackend
 
-__all__ = ["Fallback", "fallbacks_of", "fallbacks_with_ids"]
+__all__ = ["Fallback", "fallbacks_of", "fallbacks_with_ids", "refusals_of"]
 
 _SHOWN = 3
 
@@ -59,14 +60,11 @@ def fallbacks_with_ids(plan: Plan, devices: Sequence[Device] | None = None,
                        link: LinkLike = None) -> list[tuple[Fallback, tuple[int, ...]]]:
     """Each entry of `fallbacks_of` with the ids of its nodes: names of nodes and of backends may be equal."""
     fell = _fallen(plan)
+    reasons = _reasons(plan, fell)
     groups: dict[tuple[str, int, int, str], list[Tensor]] = {}
-    reasons: dict[tuple[bytes, int], str] = {}
     for node, refused_by in fell.items():
-        key = (plan.graph.kind_of(node), refused_by)
-        if key not in reasons:
-            reasons[key] = _why(plan, node, plan.backends[refused_by])
         here = plan.data.backend_index(plan.index_of(node))
-        groups.setdefault((node.op, here, refused_by, reasons[key]), []).append(node)
+        groups.setdefault((node.op, here, refused_by, reasons[node]), []).append(node)
     paid = None if devices is None else price(plan, devices, link).seconds
     found = []
     for (op, here, refused_by, why), nodes in groups.items():
@@ -78,6 +76,16 @@ def fallbacks_with_ids(plan: Plan, devices: Sequence[Device] | None = None,
         found.append((Fallback(op, tuple(plan.label_of(i) for i in ids), plan.backends[here].name,
                                plan.backends[refused_by].name, why, cost), ids))
     return sorted(found, key=lambda pair: (-(pair[0].seconds or 0.0), -len(pair[1])))
+
+
+def refusals_of(plan: Plan) -> list[dict[int, str | None]]:
+    """For each backend, {id of a node that it does not support: what it refuses in it, None if the node did not fall
+    back from it}."""
+    fell = _fallen(plan)
+    reasons = _reasons(plan, fell)
+    nodes = [(plan.index_of(node), node) for node in plan.graph.nodes if node.computes]
+    return [{i: reasons[node] if fell.get(node) == b else None for i, node in nodes if not backend.supports_op(node)}
+            for b, backend in enumerate(plan.backends)]
 
 
 # -- which -----------------------------------------------------------------------------------------
@@ -151,9 +159,23 @@ def _is_held_back(plan: Plan, node: Tensor, here: int, better: int) -> bool:
 # -- why -------------------------------------------------------------------------------------------
 
 
+def _reasons(plan: Plan, fell: Mapping[Tensor, int]) -> dict[Tensor, str]:
+    """For each node that fell back what its backend refuses in it; `fell` is the result of `_fallen`."""
+    of_kind: dict[tuple[bytes, int], str] = {}
+    found = {}
+    for node, refused_by in fell.items():
+        key = (plan.graph.kind_of(node), refused_by)
+        if key not in of_kind:
+            of_kind[key] = _why(plan, node, plan.backends[refused_by])
+        found[node] = of_kind[key]
+    return found
+
+
 def _why(plan: Plan, node: Tensor, backend: Backend) -> str:
     """What a backend refuses in a node: the strides or the type of one source, the types of all sources together, the
     extents or parameters, or the op."""
+    if isinstance(backend, RecordedBackend):
+        return backend.refused[node] or "its op, types, extents or parameters"
     sources = [(k, s) for k, s in enumerate(node.src) if s is not None]
     for k, source in sources:
         if not source.is_contiguous and _supports(backend, node, {k: source.type}):

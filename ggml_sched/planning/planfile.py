@@ -4,7 +4,7 @@ A file holds a plan and its program, the fingerprint of the graph, and what the 
 order, over which sources their kernels can write, the memory that each can read, their answers to support queries, and
 the buffers of residents.  Another graph or other backends are refused, with an error that names the difference.  Files
 are not trusted: every defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the
-graph; recorded.py makes backends from its description of them.
+graph and what each backend refuses; recorded.py makes backends from its description of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ggml_sched.backend import Backend, Buffer
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
+from ggml_sched.planning.fallbacks import refusals_of
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import bank_of, program_values
 from ggml_sched.planning.recorded import BackendDescription, PlanFile, recorded_backends
@@ -313,8 +314,9 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 
 
 def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
-    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file."""
-    return _restored, (graph_to_dict(plan.graph), plan_to_dict(plan))
+    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file with
+    the nodes that each backend refuses."""
+    return _restored, (graph_to_dict(plan.graph), {**plan_to_dict(plan), "refused": refusals_of(plan)})
 
 
 def _restored(graph_dict: dict[str, Any], plan_dict: PlanFile) -> Plan:

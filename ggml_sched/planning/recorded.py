@@ -50,6 +50,9 @@ class PlanFile(TypedDict):
     """`plan_values` of the plan's data."""
     program: dict[str, Any]
     assigned_by: str | None
+    refused: NotRequired[list[dict[int, str | None]]]
+    """Not in files: for each backend, {id of a node that it does not support: what it refuses in it, None if that is
+    not known}.  Without it only the refusals of `needs` are known."""
 
 
 class _RecordedBuffer(Buffer):
@@ -71,6 +74,7 @@ class RecordedBackend(DryBackend):
     """Backend number `index` of a plan file, with the answers that the file records.
 
     The answers hold for the tensors of the file's graph and for copies of them; other tensors are supported.
+    `refused`: {node that it does not support: what it refuses in it, None if that is not known}.
     """
 
     def __init__(self, index: int, description: BackendDescription) -> None:
@@ -80,7 +84,7 @@ class RecordedBackend(DryBackend):
         self._inplace, self._reads = description["inplace"], description["reads"]
         self.is_store: bool = "margin" in description
         self.margin: int = description.get("margin", 0)
-        self.refused: set[Tensor] = set()
+        self.refused: dict[Tensor, str | None] = {}
         self.sizes: dict[Tensor, int] = {}
         self.groups: list[tuple[int, ...]] = []
         self.fingerprint: int | None = None
@@ -112,9 +116,11 @@ def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBacken
     for i, (supported, size) in enumerate(described["needs"]):
         t = graph.tensors[like[i]]
         if not supported:
-            backends[plan["assign"][i]].refused.add(t)
+            backends[plan["assign"][i]].refused[t] = None
         if size:
             backends[plan["home"][i]].sizes[t] = size
+    for backend, refused in zip(backends, described.get("refused", ()), strict=False):
+        backend.refused.update((graph.tensors[i], why) for i, why in refused.items())
     for group in plan.get("groups", ()):
         backend = backends[plan["assign"][graph.id_of(graph.nodes[group[0]])]]
         backend.groups.append(tuple(group))

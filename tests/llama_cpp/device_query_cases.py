@@ -229,6 +229,27 @@ def ops_that_are_refused() -> None:
         reader.refuses = {"MUL_MAT"}
 
 
+def plans_say_what_is_refused() -> None:
+    """A plan that is shown has the answers of all backends, not only of those that compute; reasons are not known."""
+    from ggml_sched.llama_cpp import plans
+
+    g, bench = start()
+    device = bench.device("A", refuses={"UNARY"})
+    weights = Weights(g, device.handle, np.random.default_rng(1))
+    s = g.scheduler([device.handle, bench.cpu], True)
+    graph = Graph(g)
+    graph.expand(chain_of(weights.square[0])(graph)[-1])
+    graph.allocate(s, {})
+    (plan,) = plans()
+    assert [[b.supports_op(node) for node in plan.graph.nodes] for b in plan.backends] == [
+        [True, True, False, True], [True] * 4]
+    assert "not supported by: A" in plan.explain(plan.graph.nodes[2])
+    assert [(found.op, found.why) for found in plan.fallbacks()] == [
+        ("UNARY:SILU", "its op, types, extents or parameters")]
+    g.backend_sched_free(s)
+    graph.close()
+
+
 def choices_of_one_place() -> None:
     """Backends of one buffer type are equal to the client: the first that supports an assigned node computes it."""
     g, bench = start()

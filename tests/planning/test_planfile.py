@@ -60,6 +60,35 @@ def test_backends_of_a_pickled_plan_answer_with_the_sizes_that_it_was_planned_wi
     assert {t.op: first.alloc_size(t) for t in plan.graph.tensors} == {"NONE": 16, "SQR": 116, "UNARY:NEG": 16}
 
 
+def test_a_pickled_plan_says_what_each_backend_refused_and_why(ctx):
+    gpu = gs.DryBackend("GPU", supports_op=lambda node: node.op != "SOFT_MAX" and str(node.src[0].type) != "q4_0")
+    cpu = gs.DryBackend("CPU", supports_op=lambda node: node.op != "NORM")
+    with gs.Context("weights") as weights:
+        w, q = weights.tensor("f32", (64, 64), "w"), weights.tensor("q4_0", (64, 64), "q")
+        gpu.alloc_tensors(weights)
+        x = ctx.mul_mat(w, ctx.norm(ctx.tensor("f32", (64, 8), "x", input=True), 1e-5))
+        x = ctx.mul_mat(q, ctx.soft_max(ctx.mul_mat(w, x)))
+        graph = gs.Graph(ctx.set_output(ctx.mul_mat(w, ctx.transpose(ctx.cont(ctx.transpose(x))))))
+        plan = gs.Scheduler([gpu, cpu]).plan(graph)
+        found = plan.fallbacks()
+        assert {fell.why for fell in found} == {"the op SOFT_MAX", "the type q4_0 of source 0"}
+        again = pickle.loads(pickle.dumps(plan))
+        for restored in (again, pickle.loads(pickle.dumps(again))):
+            assert restored.fallbacks() == found
+            assert [restored.explain(t) for t in restored.graph.tensors] == [plan.explain(t) for t in graph.tensors]
+
+
+def test_a_pickle_of_an_earlier_release_is_read(ctx):
+    """It has only the answers of the backends that compute a node."""
+    graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "x", input=True))))
+    plan = gs.Scheduler([dry_device("A", supports_op=lambda t: False), dry_device("B")]).plan(graph)
+    make, (graph_dict, plan_dict) = plan.__reduce__()
+    assert plan_dict["refused"] == [{1: None}, {}]
+    del plan_dict["refused"]
+    restored = make(graph_dict, plan_dict)
+    assert restored.backends[1].supports_op(restored.graph.nodes[0]) and same(plan, restored)
+
+
 @pytest.mark.parametrize("config", ["c1", "c4"])
 def test_plans_of_real_graphs_come_back_the_same(config, tmp_path):
     for path in sample_paths()[:4]:
