@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -200,14 +201,14 @@ def _describe_backends(graph: Graph, backends: Sequence[Backend]) -> list[Backen
     found: list[BackendDescription] = [{
         "name": b.name,
         "alignment": b.alignment,
-        "max_buffer_size": b.max_buffer_size,
+        "max_buffer_size": None if b.max_buffer_size is None else index(b.max_buffer_size),
         "concurrent_copies": bool(b.concurrent_copies),
-        "inplace": {op: b.inplace_sources(op) for op in ops},
+        "inplace": {op: index(b.inplace_sources(op)) for op in ops},
         "reads": [k for k, other in enumerate(backends) if other is b or b.supports_buffer(measure_buffer(other))],
     } for b in backends]
     for fields, b in zip(found, backends, strict=True):
         if b.is_store:
-            fields["margin"] = b.margin
+            fields["margin"] = index(b.margin)
     return found
 
 
@@ -240,7 +241,7 @@ def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> lis
         runs, holder = data.backend_index(i), data.memory_index(i)
         supported = i >= data.n_tensors or not t.computes or runs < 0 or bool(backends[runs].supports_op(t))
         has_memory = holder >= 0 and (i >= data.n_tensors or not t.is_view)
-        found.append([int(supported), backends[holder].alloc_size(t) if has_memory else 0])
+        found.append([int(supported), index(backends[holder].alloc_size(t)) if has_memory else 0])
     return found
 
 

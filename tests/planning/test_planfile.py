@@ -60,6 +60,22 @@ def test_backends_of_a_pickled_plan_answer_with_the_sizes_that_it_was_planned_wi
     assert {t.op: first.alloc_size(t) for t in plan.graph.tensors} == {"NONE": 16, "SQR": 116, "UNARY:NEG": 16}
 
 
+def test_plans_over_a_backend_that_returns_numpy_integers_are_saved(ctx, tmp_path):
+    class Numpy(gs.DryBackend):
+        def alloc_size(self, tensor):
+            return np.int64(tensor.nbytes)
+
+        def inplace_sources(self, op):
+            return np.int64(super().inplace_sources(op))
+
+    graph = gs.Graph(ctx.set_output(ctx.neg(ctx.tensor("f32", 4, "x", input=True))))
+    backend = Numpy("A")
+    backend.max_buffer_size = np.int64(1 << 20)
+    plan = gs.Scheduler([backend]).plan(graph)
+    assert same(plan, gs.load_plan(saved(plan, tmp_path), graph, [backend]))
+    assert same(plan, pickle.loads(pickle.dumps(plan)))
+
+
 def test_a_pickled_plan_says_what_each_backend_refused_and_why(ctx):
     gpu = gs.DryBackend("GPU", supports_op=lambda node: node.op != "SOFT_MAX" and str(node.src[0].type) != "q4_0")
     cpu = gs.DryBackend("CPU", supports_op=lambda node: node.op != "NORM")
