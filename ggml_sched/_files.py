@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 from threading import get_ident
 from typing import IO
 
@@ -17,6 +19,9 @@ CHUNK = 1 << 24
 """Bytes that are read at a time, so that a wrong size allocates no more than a file has."""
 MAX_LINKS = 40
 """Symbolic links in a row that are followed, as Linux follows them."""
+
+_numbers = count()
+"""Numbers of the files that this process writes, one for each."""
 
 
 def _descriptor(path: str) -> int | None:
@@ -33,11 +38,13 @@ def _descriptor(path: str) -> int | None:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), link)
 
 
-def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file; an existing one is replaced atomically, when all parts are written.  Several writers of one path do
-    not disturb each other: the file of the writer that ends last stays.  A pipe, a device or an open file (/dev/stdout,
-    /dev/fd/3) is not replaced but written to, and of a symbolic link what it names is replaced."""
-    path = os.fspath(path)
+def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], parts: Iterable[bytes]) -> None:
+    """Write a file; an existing one is replaced atomically, when all parts are written, and its mode stays, its owner
+    where that is permitted.  Several writers of one path do not disturb each other: the file of the writer that ends
+    last stays.  A pipe, a device or an open file (/dev/stdout, /dev/fd/3) is not replaced but written to, and of a
+    symbolic link what it names is replaced.  An OSError names `path`, also where another file could not be opened."""
+    given = os.fspath(path)
+    path = os.fsdecode(given)
     descriptor = _descriptor(path)
     if descriptor is not None or os.path.exists(path) and not os.path.isfile(path):
         for stream in (sys.stdout, sys.stderr):
@@ -48,15 +55,30 @@ def replace_file(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
             file.writelines(parts)
         return
     path = os.path.realpath(path)
-    unfinished = f"{path}.{os.getpid()}-{get_ident()}.unfinished"
+    folder, name = os.path.split(path)
+    # Short, whatever the name's length: it has at most as many bytes as a name may have.
+    unfinished = os.path.join(folder, f"{name[:16]}.{os.getpid()}-{get_ident()}-{next(_numbers)}.unfinished")
     try:
-        with open(unfinished, "wb") as file:
+        old = os.stat(path) if os.path.exists(path) else None
+        # What replaces a file that only its owner can read is never readable by others.
+        with open(unfinished, "wb", opener=None if old is None else _open_private) as file:
+            if old is not None:
+                with suppress(OSError):
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             file.writelines(parts)
         os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(unfinished)
+        if isinstance(error, OSError) and error.filename == unfinished and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), given) from None
         raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    """An opener of a new file that only its owner can read and write."""
+    return os.open(path, flags, 0o600)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -44,7 +44,7 @@ def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Chosen] |
     backend: `place=fit.place`.  The tensor gets an address on that backend, but no memory: enough to plan, not to
     compute.  Raises FileFormatError or GraphError.
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     try:
         with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as file:
             text = _read(file)
@@ -105,7 +105,7 @@ def graph_from_dict(data: Any, place: Callable[[Tensor], Chosen] | None = None, 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a graph in the format that `load_graph` reads; gzipped when the path ends in .gz."""
     text = json.dumps(graph_to_dict(graph), separators=(",", ":"), sort_keys=True).encode()
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     if path.endswith(".gz"):
         # mtime=0 leaves out the time stamp, so that equal graphs give equal files.
         text = gzip.compress(text, mtime=0)

@@ -50,7 +50,7 @@ def load_plan(path: str | os.PathLike[str], graph: Graph, backends: Sequence[Bac
     Give the plan to `Scheduler.adopt` to use it.  Raises FileFormatError for a file that holds no plan, GraphError for
     another graph, PlacementError for other backends or other buffers of residents, HazardError for an unsound plan.
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     plan = plan_from_dict(_parsed(path), graph, backends, path)
     plan.verify()
     return plan

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import os
 import pickle
 import re
 import tracemalloc
@@ -398,6 +399,8 @@ def test_a_real_graph_survives_the_round_trip(name, tmp_path):
         copied = tmp_path / f"copy{suffix}"
         gs.save_graph(again, copied)
         assert copied.read_bytes() == path.read_bytes()
+        gs.save_graph(again, os.fsencode(copied))
+        assert gs.load_graph(os.fsencode(copied)).fingerprint == graph.fingerprint
 
 
 @pytest.mark.parametrize("name", graph_names())

@@ -47,6 +47,84 @@ def test_a_new_file_has_the_permissions_of_any_file(tmp_path):
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode_and_is_never_readable_by_more(tmp_path, mode):
+    path = tmp_path / "ours"
+    path.write_text("old")
+    path.chmod(mode)
+
+    def parts():
+        (unfinished,) = {*os.listdir(tmp_path)} - {"ours"}
+        assert (tmp_path / unfinished).stat().st_mode & 0o777 == mode
+        yield b"new"
+
+    (tmp_path / "link").symlink_to(path)
+    write_text(tmp_path / "link", "newer")
+    assert path.stat().st_mode & 0o777 == mode and path.read_text() == "newer"
+    (tmp_path / "link").unlink()
+    replace_file(path, parts())
+    assert path.stat().st_mode & 0o777 == mode and path.read_text() == "new"
+
+
+def test_a_path_may_be_bytes(tmp_path):
+    for name in (b"plan.json", b"\xff.json"):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        try:
+            open(path, "wb").close()
+        except OSError:
+            continue        # a file system of names in UTF-8 alone
+        for text in ("old", "new"):
+            write_text(path, text)
+        with open(path, "rb") as file:
+            assert file.read() == b"new"
+        os.unlink(path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["y" * 255, "\N{GRINNING FACE}" * 63 + "y"], ids=["ascii", "wide"])
+def test_a_name_may_be_as_long_as_the_file_system_permits(tmp_path, name):
+    try:
+        (tmp_path / name).touch()
+    except OSError:
+        pytest.skip("shorter names alone")
+    write_text(tmp_path / name, "text")
+    assert (tmp_path / name).read_text() == "text" and os.listdir(tmp_path) == [name]
+
+
+def test_an_error_names_the_path_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, name in (("missing/plan.json", "missing/plan.json"), (tmp_path / "no" / "plan", f"{tmp_path}/no/plan"),
+                        (b"missing/plan", b"missing/plan")):
+        with pytest.raises(FileNotFoundError) as caught:
+            write_text(given, "")
+        assert (caught.value.filename, caught.value.filename2) == (name, None)
+        assert "unfinished" not in str(caught.value)
+    with pytest.raises(OSError) as caught:
+        write_text("y" * 300, "")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, "y" * 300)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_error_of_the_parts_stays_as_it_is(tmp_path):
+    def parts():
+        yield b"a"
+        raise FileNotFoundError(errno.ENOENT, "gone", "other")
+
+    with pytest.raises(FileNotFoundError, match="gone: 'other'"):
+        replace_file(tmp_path / "plan.json", parts())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_an_error_with_the_path(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError) as caught:
+            write_text(tmp_path / "plan.json", "")
+        assert caught.value.filename == str(tmp_path / "plan.json")
+    finally:
+        tmp_path.chmod(0o700)
+
+
 def test_a_pipe_is_written_to_and_stays(tmp_path):
     path, read = tmp_path / "pipe", []
     os.mkfifo(path)
