@@ -199,6 +199,8 @@ class Scheduler:
         planning its graph raises OutOfMemory.  Raises PlacementError for a plan of other backends or another policy,
         HazardError for an unsound plan.
         """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"not a Plan, as gs.load_plan(path, graph, backends) returns: {plan!r}")
         with self._lock:
             if plan.backends != self.backends or plan.policy != self.policy:
                 raise PlacementError(f"{plan!r} was made for other backends, or by policy {plan.policy!r}")

@@ -50,6 +50,14 @@ def load_plan(path: str | os.PathLike[str], graph: Graph, backends: Sequence[Bac
     Give the plan to `Scheduler.adopt` to use it.  Raises FileFormatError for a file that holds no plan, GraphError for
     another graph, PlacementError for other backends or other buffers of residents, HazardError for an unsound plan.
     """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"not a Graph: {graph!r}")
+    if isinstance(backends, Backend):
+        raise TypeError(f"load_plan takes a sequence of backends: load_plan(path, graph, [backend]), not {backends!r}")
+    backends = tuple(backends)
+    for backend in backends:
+        if not isinstance(backend, Backend):
+            raise TypeError(f"not a Backend: {backend!r}")
     path = os.fsdecode(path)
     plan = plan_from_dict(_parsed(path), graph, backends, path)
     plan.verify()
@@ -315,8 +323,8 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 
 
 def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
-    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file with
-    the nodes that each backend refuses."""
+    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file
+    with the nodes that each backend refuses."""
     return _restored, (graph_to_dict(plan.graph), {**plan_to_dict(plan), "refused": refusals_of(plan)})
 
 

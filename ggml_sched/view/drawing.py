@@ -54,6 +54,8 @@ class Column:
 
 def svg(plan: Plan, other: Plan | None = None, names: Sequence[str] = ()) -> str:
     """The result of `Plan.to_svg`."""
+    if not isinstance(other, Plan | None):
+        raise TypeError(f"not a Plan: {other!r}")
     plans = [plan] if other is None else [plan, other]
     columns = [column_of(one, name) for one, name in zip(plans, [*names, "", ""], strict=False)]
     return draw(columns, ", ".join(map(repr, plans)).replace("<", "").replace(">", ""))

@@ -54,6 +54,8 @@ class Shown:
 
 def save(plan: Plan, path: str | os.PathLike[str], other: Plan | None = None, names: Sequence[str] = ()) -> None:
     """Write the page of one plan, or of two; does the work of `Plan.save_html`."""
+    if not isinstance(other, Plan | None):
+        raise TypeError(f"not a Plan: {other!r}")
     write_text(path, page([Shown("", plan, other, names)]))
 
 

@@ -105,6 +105,25 @@ def test_a_pickle_of_an_earlier_release_is_read(ctx):
     assert restored.backends[1].supports_op(restored.graph.nodes[0]) and same(plan, restored)
 
 
+def test_backends_of_a_loaded_plan_may_be_any_iterable(tmp_path):
+    backends, graph, _ = two_devices()
+    plan = gs.Scheduler(backends).plan(graph)
+    loaded = gs.load_plan(saved(plan, tmp_path), graph, (backend for backend in backends))
+    assert same(plan, loaded) and loaded.backends == tuple(backends)
+
+
+def test_what_is_no_graph_or_no_sequence_of_backends_is_named(tmp_path):
+    backends, graph, _ = two_devices()
+    path = saved(gs.Scheduler(backends).plan(graph), tmp_path)
+    for wrong in (None, graph.nodes):
+        with pytest.raises(TypeError, match="not a Graph: "):
+            gs.load_plan(path, wrong, backends)
+    with pytest.raises(TypeError, match=r"load_plan\(path, graph, \[backend\]\), not <DryBackend"):
+        gs.load_plan(path, graph, backends[0])
+    with pytest.raises(TypeError, match="not a Backend: 'GPU'"):
+        gs.load_plan(path, graph, ["GPU"])
+
+
 @pytest.mark.parametrize("config", ["c1", "c4"])
 def test_plans_of_real_graphs_come_back_the_same(config, tmp_path):
     for path in sample_paths()[:4]:
@@ -233,6 +252,9 @@ def test_what_is_adopted_fits_the_scheduler():
     unsound.data._program = Program(unsound.program.steps[:-1], unsound.program.inputs, 1)
     with pytest.raises(gs.HazardError, match="not-run"):
         gs.Scheduler(backends).adopt(unsound)
+    for wrong in ("plan.json", None, {}):
+        with pytest.raises(TypeError, match="not a Plan, as gs.load_plan.* returns: "):
+            gs.Scheduler(backends).adopt(wrong)
 
 
 def test_a_plan_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path):

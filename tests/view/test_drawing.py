@@ -79,6 +79,11 @@ def test_two_plans_stand_side_by_side_to_one_scale():
         assert one == pytest.approx(other, rel=0.01)
 
 
+def test_a_second_plan_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="not a Plan: 3"):
+        small().to_svg(3)
+
+
 def test_characters_that_xml_cannot_have_are_replaced():
     ctx = gs.Context()
     x = ctx.tensor("f32", (64, 4), "x", input=True)

@@ -160,6 +160,12 @@ def test_an_existing_file_is_replaced_or_stays(tmp_path, monkeypatch):
     assert path.read_text().startswith("<!doctype html>")
 
 
+def test_a_second_plan_that_is_none_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="not a Plan: 3"):
+        small().save_html(tmp_path / "plan.html", 3)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_without_bokeh_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "bokeh", None)
     monkeypatch.setattr("ggml_sched.view.page.find_spec", lambda name: None)
