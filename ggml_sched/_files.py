@@ -100,13 +100,19 @@ def write_all(file: IO[bytes], data: bytes | bytearray | memoryview) -> None:
 
 def read_up_to(file: IO[bytes], n: int) -> bytearray:
     """The next n bytes of a binary file, or as many as there are; one call of a raw file may read fewer.
-    BlockingIOError where a raw file has none yet; no bytes for a file of text."""
+    BlockingIOError where a raw file has none yet; TypeError for a text file."""
     data = bytearray()
     while len(data) < n:
-        part = file.read(min(n - len(data), CHUNK))
+        part: bytes | str | None
+        try:
+            part = file.read(min(n - len(data), CHUNK))
+        except UnicodeDecodeError:
+            part = ""
         if part is None:
             raise BlockingIOError(f"{n - len(data)} bytes are left to read, and none are there yet")
-        if not part or not isinstance(part, bytes):
+        if isinstance(part, str):
+            raise TypeError("a binary file is needed, not a text file")
+        if not part:
             break
         data += part
     return data

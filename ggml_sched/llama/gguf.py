@@ -173,7 +173,10 @@ def open_gguf(source: Source) -> GGUFFile:
     name = f"<{type(source).__name__}>"
     if hasattr(source, "read"):
         name = str(getattr(source, "name", name))
-        source = source.read()
+        try:
+            source = source.read()
+        except UnicodeDecodeError:
+            source = ""
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
     try:

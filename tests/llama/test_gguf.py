@@ -241,6 +241,10 @@ def test_files_that_are_none(tmp_path):
         open_gguf("a\0b")
     for data in (b"", b"GG", b"GGUF", b"ggml" + bytes(100)):
         refused(data, "at byte")
+    empty.write_bytes(b"GGUF\x97")
+    for encoding in ("utf-8", "latin-1"):
+        with empty.open(encoding=encoding) as text, pytest.raises(TypeError, match="from a binary file, not a text"):
+            open_gguf(text)
 
 
 @pytest.mark.parametrize(("data", "match"), [

@@ -154,7 +154,7 @@ def test_every_truncation_and_every_flipped_bit_is_refused(load, tmp_path):
         with pytest.raises(FileNotFoundError):
             model.restore(tmp_path / "missing")
         for text in ("text", "text" * 1000):
-            with pytest.raises(StateFormatError, match="needed"):
+            with pytest.raises(TypeError, match="a binary file is needed"):
                 model.restore(io.StringIO(text))
         assert model.sequence(0).tokens == [*TOKENS[:3], 7]
 
@@ -216,6 +216,19 @@ def test_a_raw_file_that_moves_few_bytes_a_call_is_no_damage(load):
         model.reset()
         model.restore(pipe)
         assert model.sequence(0).tokens == TOKENS and pipe.data == b""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_file_opened_as_text_is_refused_and_changes_nothing(load, tmp_path, encoding):
+    path = tmp_path / "state"
+    with load(SMALL, n_ctx=32) as model:
+        model.eval(TOKENS)
+        model.save(os.fsencode(path))
+        before = saved(model.sequence(0))
+        with path.open(encoding=encoding) as file, pytest.raises(TypeError, match="a binary file is needed"):
+            model.restore(file)
+        assert saved(model.sequence(0)) == before
+        model.restore(os.fsencode(path))
 
 
 def test_a_save_that_fails_leaves_the_old_file(load, tmp_path, monkeypatch):

@@ -223,12 +223,21 @@ def test_streams_that_move_few_bytes_a_call_move_all():
     write_all(file, b"")
     assert file.data == b"0123456789"
     assert read_up_to(file, 4) == b"0123" and read_up_to(file, 100) == b"456789" and read_up_to(file, 1) == b""
-    assert read_up_to(io.StringIO("text"), 2) == b""
     blocked = Slow(step=None)
     with pytest.raises(BlockingIOError, match="10 bytes are left"):
         write_all(blocked, b"0123456789")
     with pytest.raises(BlockingIOError, match="5 bytes are left"):
         read_up_to(blocked, 5)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_text_file_is_refused_whatever_its_encoding(tmp_path, encoding):
+    path = tmp_path / "file"
+    path.write_bytes(b"\x97\xff")
+    with path.open(encoding=encoding) as file, pytest.raises(TypeError, match="a binary file is needed, not a text"):
+        read_up_to(file, 2)
+    with pytest.raises(TypeError, match="a binary file is needed"):
+        read_up_to(io.StringIO(""), 2)
 
 
 def test_a_file_of_the_caller_s_own_may_return_nothing_from_write():
