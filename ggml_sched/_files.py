@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterable
@@ -19,6 +20,9 @@ CHUNK = 1 << 24
 """Bytes that are read at a time, so that a wrong size allocates no more than a file has."""
 MAX_LINKS = 40
 """Symbolic links in a row that are followed, as Linux follows them."""
+
+NO_REPLACEMENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Errors of a folder in which a file cannot be replaced, though it may be writable itself."""
 
 _numbers = count()
 """Numbers of the files that this process writes, one for each."""
@@ -41,8 +45,9 @@ def _descriptor(path: str) -> int | None:
 def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], parts: Iterable[bytes]) -> None:
     """Write a file; an existing one is replaced atomically, when all parts are written, and its mode stays, its owner
     where that is permitted.  Several writers of one path do not disturb each other: the file of the writer that ends
-    last stays.  A pipe, a device or an open file (/dev/stdout, /dev/fd/3) is not replaced but written to, and of a
-    symbolic link what it names is replaced.  An OSError names `path`, also where another file could not be opened."""
+    last stays.  A pipe, a device or an open file (/dev/stdout, /dev/fd/3) is not replaced but written to, as is a file
+    that cannot be replaced: one with a mount of its own, or in a folder that is not writable.  Of a symbolic link what
+    it names is replaced.  An OSError names `path`, also where another file could not be opened."""
     given = os.fspath(path)
     path = os.fsdecode(given)
     descriptor = _descriptor(path)
@@ -60,14 +65,28 @@ def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], part
     unfinished = os.path.join(folder, f"{name[:16]}.{os.getpid()}-{get_ident()}-{next(_numbers)}.unfinished")
     try:
         old = os.stat(path) if os.path.exists(path) else None
-        # What replaces a file that only its owner can read is never readable by others.
-        with open(unfinished, "wb", opener=None if old is None else _open_private) as file:
+        try:
+            # What replaces a file that only its owner can read is never readable by others.
+            file = open(unfinished, "wb", opener=None if old is None else _open_private)  # noqa: SIM115
+        except OSError as error:
+            if old is None or error.errno not in NO_REPLACEMENT:
+                raise
+            with open(path, "wb") as file:
+                file.writelines(parts)
+            return
+        with file:
             if old is not None:
                 with suppress(OSError):
                     os.fchown(file.fileno(), old.st_uid, old.st_gid)
                 os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             file.writelines(parts)
-        os.replace(unfinished, path)
+        try:
+            os.replace(unfinished, path)
+        except OSError as error:
+            if old is None or error.errno not in NO_REPLACEMENT:
+                raise
+            shutil.copyfile(unfinished, path)
+            os.unlink(unfinished)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(unfinished)

@@ -125,6 +125,26 @@ def test_a_folder_that_may_not_be_written_is_an_error_with_the_path(tmp_path):
         tmp_path.chmod(0o700)
 
 
+@pytest.mark.parametrize("call", ["_files._open_private", "os.replace"])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EBUSY, errno.EROFS])
+def test_a_writable_file_that_cannot_be_replaced_is_written_to(tmp_path, monkeypatch, call, number):
+    """A folder that is not writable, or a file with a mount of its own."""
+    path = tmp_path / "plan.json"
+    path.write_text("a longer text")
+
+    def refuse(path, *arguments):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(f"ggml_sched.{call}" if call.startswith("_") else call, refuse)
+    write_text(path, "new")
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["plan.json"]
+    if call == "os.replace":
+        with pytest.raises(OSError) as caught:
+            write_text(tmp_path / "other.json", "new")
+        assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "other.json"))
+        assert os.listdir(tmp_path) == ["plan.json"]
+
+
 def test_a_pipe_is_written_to_and_stays(tmp_path):
     path, read = tmp_path / "pipe", []
     os.mkfifo(path)
