@@ -156,7 +156,8 @@ class GGUFFile:
 
 
 def open_gguf(source: Source) -> GGUFFile:
-    """Open a model: a path (mapped, not read), bytes or another buffer, or a binary file object (read whole).
+    """Open a model: a path (mapped, not read), bytes or another buffer, or a binary file object (read to its end, and
+    where it can seek brought back to where it was).
 
     A path may be that of the first part of a split model.  Raises FileFormatError for invalid contents,
     FileNotFoundError or another OSError when the file cannot be opened.  A mapped file must not be shortened while it
@@ -173,10 +174,7 @@ def open_gguf(source: Source) -> GGUFFile:
     name = f"<{type(source).__name__}>"
     if hasattr(source, "read"):
         name = str(getattr(source, "name", name))
-        try:
-            source = source.read()
-        except UnicodeDecodeError:
-            source = ""
+        source = _read_to_end(source)
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
     try:
@@ -190,6 +188,18 @@ def open_gguf(source: Source) -> GGUFFile:
     if n_parts > 1:
         raise FileFormatError(f"{name}: part of a model in {n_parts} files, which are opened by the path of the first")
     return file
+
+
+def _read_to_end(file: IO[bytes]) -> bytes | str:
+    """What a file holds from where it is; a file that can seek stays there.  A str for a text file."""
+    at = file.tell() if getattr(file, "seekable", bool)() else None
+    try:
+        return file.read()
+    except UnicodeDecodeError:
+        return ""
+    finally:
+        if at is not None:
+            file.seek(at)
 
 
 def open_part(path: str) -> GGUFFile:

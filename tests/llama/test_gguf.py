@@ -196,6 +196,19 @@ def test_arrays_of_more_bytes_than_any_vocabulary_are_refused(monkeypatch, kind,
         open_gguf(file([string("k") + struct.pack("<IIQ", 9, kind, 8 if kind == 7 else 1) + body]))
 
 
+def test_a_file_object_stays_where_it_was(tmp_path):
+    (tmp_path / "a").write_bytes(b"before" + SMALL)
+    with open(tmp_path / "a", "rb") as source:
+        source.seek(6)
+        for _ in range(2):
+            with open_gguf(source) as f:
+                assert f.tensors and source.tell() == 6
+        with pytest.raises(gs.OutOfMemory):
+            load(source, n_ctx=32, memory=1)
+        with load(source, n_ctx=32) as model:
+            assert model.n_vocab == 32
+
+
 VOCABULARIES = sorted((Path(__file__).resolve().parents[3] / "shared" / "vocab").glob("*.gguf"))
 
 
