@@ -541,6 +541,11 @@ def dense(ctx, a):
     return a if a.is_contiguous else ctx.tensor("f32", a.ne[:2], a.name)
 
 
+def bounded(name):
+    """A name of 255 characters in place of a generated one of more than 256."""
+    return name if len(name) <= 256 else f"{name[:126]}...{name[-126:]}"
+
+
 def test_names_are_those_of_the_moment_an_op_was_called():
     """Put together when first read, in whatever order; naming what came before changes nothing."""
     rng = random.Random(3)
@@ -560,7 +565,7 @@ def test_names_are_those_of_the_moment_an_op_was_called():
             op, (ending, make) = rng.choice(list(NAMED_AFTER.items()))
             made.append(make(ctx, a))
             assert made[-1].op == op
-            names.append("" if op == "SCALE" and not name else name + ending)
+            names.append("" if op == "SCALE" and not name else bounded(name + ending))
         order = list(range(len(made)))
         rng.shuffle(order)
         for k in order:
@@ -573,7 +578,38 @@ def test_names_with_many_endings(ctx):
     for n in range(1, 100):
         t = ctx.transpose(ctx.permute(t, 0, 1, 2, 3))
         if n % 33 == 0:
-            assert t.name == "x" + " (permuted) (transposed)" * n
+            assert t.name == bounded("x" + " (permuted) (transposed)" * n)
+
+
+@pytest.mark.parametrize("length", [1, 248, 249, 250, 1000])
+def test_given_names_stay_whole_and_generated_ones_are_bounded(ctx, length):
+    given = ("abcdefghij" * 100)[:length]
+    x = ctx.tensor("f32", 4, given)
+    view, copy = ctx.view_1d(x, 4), ctx.cpy(x, ctx.tensor("f32", 4, "b"))
+    assert (view.name, copy.name) == (bounded(f"{given} (view)"), bounded(f"b (copy of {given})"))
+    assert x.name == given and ctx.set_name(view, given).name == given
+
+
+def test_names_of_copies_of_copies_do_not_grow(ctx):
+    """A state of 8 rows that each step shifts by one row: the names doubled with each step."""
+    state = ctx.tensor("f32", (4, 8), "state")
+    for _ in range(2000):
+        rows = ctx.cont(ctx.view_2d(state, 4, 7, 16, 16))
+        state = ctx.view_2d(ctx.cpy(rows, ctx.view_2d(state, 4, 7, 16, 0)), 4, 8, 16, 0)
+        assert len(state.name) <= 256
+    assert state.name.startswith("state (view) (copy of state (view) (cont)) (view) (view)")
+    assert state.name.endswith(" (view) (cont)) (view)")
+
+
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_names_of_20000_nested_views_are_bounded_whenever_they_are_read(ctx, reads_early):
+    views = [ctx.tensor("f32", 4, "x")]
+    for _ in range(20_000):
+        views.append(ctx.view_1d(views[-1], 4))
+        assert not reads_early or len(views[-1].name) <= 256
+    assert max(len(view.name) for view in views) <= 256
+    assert views[20].name == "x" + 20 * " (view)"
+    assert views[-1].name == bounded("x" + 20_000 * " (view)")
 
 
 def test_names_of_copies(ctx):

@@ -28,8 +28,8 @@ from libc.string cimport memcpy, memset
 
 from ggml_sched._c cimport *
 from ggml_sched.core.graph.tensor cimport (
-    ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, ContextState, Tensor, describe,
-    label, lone_surrogate,
+    ENDS_CONT, ENDS_COPY, ENDS_PERMUTED, ENDS_RESHAPED, ENDS_TRANSPOSED, ENDS_VIEW, ContextState, Tensor, bounded_name,
+    describe, label, lone_surrogate,
 )
 from ggml_sched.core.graph.types cimport (
     OP_IDS, OP_NAMES, TYPE_NAMES, layout_can_repeat, layout_contiguous, layout_equal, layout_is_empty,

@@ -68,7 +68,7 @@ cdef class CopyOps(MatrixOps):
         if not (b.endings or b._name):
             return self.add_named(GS_OP_CPY, &layout, (a, b), b, 0, a, ENDS_COPY)
         t = self.add_tensor(GS_OP_CPY, &layout, (a, b), b, 0)
-        t._name = f"{b.full_name()} (copy of {a.full_name()})"
+        t._name = bounded_name(f"{b.full_name()} (copy of {a.full_name()})")
         return t
 
     def cont(self, Tensor a not None, ne=None):

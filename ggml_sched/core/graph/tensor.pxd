@@ -9,6 +9,7 @@ cpdef int64_t checked_alloc_size(BackendBase backend, Tensor t, object size) exc
 cpdef str label(Tensor t)               # the tensor's name or id, for messages
 cdef str describe(Tensor t)             # the tensor's name or id, op, type and shape, for messages
 cpdef str lone_surrogate(str text)      # the first one, such as "U+D800"; "" where there is none
+cdef str bounded_name(str name)         # a generated name; of a long one without its middle
 cdef frozenset flag_names(int flags)
 cdef int fill_inplace_masks(uint64_t *mask, BackendBase backend, bint first_only) except -1
 
@@ -22,6 +23,7 @@ cdef enum:
     ENDS_CONT = 5
     ENDS_COPY = 6
     N_ENDINGS = 8
+    MAX_GENERATED = 256                 # characters of a name that an op generates; ggml's GGML_MAX_NAME is 64
 
 
 cdef class Lease:

@@ -63,6 +63,18 @@ cpdef str lone_surrogate(str text):
     return ""
 
 
+cdef str bounded_name(str name):
+    """A name that an op generates: of more than MAX_GENERATED characters the first and the last ones.
+
+    Otherwise names would double with each copy of a copy, and grow with each view of a view.  The result is the same
+    whether the name was bounded before its last endings were appended or only after.
+    """
+    cdef Py_ssize_t half = (MAX_GENERATED - 3) // 2
+    if len(name) <= MAX_GENERATED:
+        return name
+    return f"{name[:half]}...{name[len(name) - half:]}"
+
+
 cdef frozenset flag_names(int flags):
     names = []
     if flags & GS_FLAG_INPUT:
@@ -87,7 +99,10 @@ cdef class Tensor:
 
     @property
     def name(self):
-        """The name in messages, plans and tables: given, or made from that of a tensor it views or copies; else ""."""
+        """The name in messages, plans and tables: given, or made from that of a tensor it views or copies; else "".
+
+        A name that is made has at most 256 characters: of a longer one the middle is left out.
+        """
         return self.full_name()
 
     cdef str full_name(self):
@@ -98,7 +113,7 @@ cdef class Tensor:
             endings = <str>_ENDINGS[rest % N_ENDINGS] + endings
             rest //= N_ENDINGS
         if self.endings:
-            self._name += endings
+            self._name = bounded_name(self._name + endings)
             self.endings = 0
         return self._name
 
