@@ -58,7 +58,8 @@ __all__ = ["Allocation"]
 
 
 class _Guard:
-    """Called before a tensor's data is read: HazardError for a result that was not computed or was overwritten.
+    """Called before a tensor's data is read: HazardError for a result that was not computed or was overwritten, or is
+    that of a node of another graph.
 
     The memory of such a result may hold another tensor by then; ggml would return that tensor's bytes.
     """
@@ -86,17 +87,25 @@ class _Guard:
                 return          # its memory was taken back, which the caller of this guard raises
             raise HazardError(f"the scheduler that has allocated {label(node)} ({node.op}) was freed, and nothing says "
                               "what its memory holds now; keep the scheduler, or read results before")
-        i = allocation.id_of(node) if tensor.nbytes else -1
-        if i >= 0 and allocation.data.is_inner(i):
+        if not tensor.nbytes:
+            return
+        i = allocation.id_of(node)
+        if i < 0:
+            if node.buffer is None or allocation.is_twin(node):
+                return
+            raise HazardError(
+                f"the data of {label(node)} ({node.op}) is not kept: the graph that has its memory now does not have "
+                "the node; read results before another graph is computed, or compute a graph with the node")
+        if allocation.data.is_inner(i):
             raise HazardError(
                 f"the data of {label(node)} ({node.op}) is nowhere: backend "
                 f"{allocation.backends[allocation.data.backend_index(i)].name!r} computes it as one with nodes that "
                 "read it; flag it with ctx.set_output before planning")
-        if i >= 0 and allocation.data.is_overwritten(i):
+        if allocation.data.is_overwritten(i):
             raise HazardError(
                 f"the data of {label(node)} ({node.op}) is not kept: its memory serves other nodes "
                 "of the graph; flag it with ctx.set_output before planning")
-        if i >= 0 and node.computes and not node.is_resident and not allocation.has_computed(node):
+        if node.computes and not node.is_resident and not allocation.has_computed(node):
             why = allocation.failure
             raise HazardError(
                 f"{label(node)} ({node.op}) has not been computed since its graph was allocated, or a "
@@ -158,6 +167,10 @@ class Allocation:
     def _ids(self) -> dict[Tensor, int]:
         return {t: i for i, t in enumerate(self.tensors)}
 
+    def is_twin(self, t: Tensor) -> bool:
+        """Whether a tensor was made for a node that reads copies: backends are given it, and may read it."""
+        return t in self._twins
+
     # Properties that only a compute needs are made by the first compute: many graphs are allocated and never computed.
 
     @cached_property
@@ -175,6 +188,11 @@ class Allocation:
     def _stand_ins(self) -> dict[int, Tensor]:
         """{id of a copy slot: the tensor made for it}, because the graph has no tensors for copies."""
         return {}
+
+    @cached_property
+    def _twins(self) -> weakref.WeakSet[Tensor]:
+        """The twins of the bound steps."""
+        return weakref.WeakSet()
 
     @cached_property
     def _is_ordered(self) -> bool:
@@ -456,6 +474,7 @@ class Allocation:
                 given = reads.get(position, {})
                 src = tuple(given.get(slot, twin_of.get(s, s) if reads_twin else s) for slot, s in enumerate(node.src))
                 twin = rewired(node, src, memory, self.lease)
+                self._twins.add(twin)
                 if node in grouped:
                     twin_of[node] = twin
                 node = twin

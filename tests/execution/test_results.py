@@ -144,6 +144,75 @@ def test_a_result_whose_memory_was_reused_is_refused_and_an_output_is_not(ctx, p
         np.testing.assert_array_equal(x.numpy(), np.arange(64))
 
 
+@pytest.mark.parametrize("make", [
+    lambda ctx, y: ctx.unary(y, "neg", inplace=True),
+    lambda ctx, y: ctx.cpy(ctx.scale(ctx.tensor("f32", 4, "other", input=True), 5.0), y),
+    lambda ctx, y: ctx.view_1d(ctx.unary(y, "neg", inplace=True), 2),
+], ids=["in place", "copy", "view"])
+@pytest.mark.parametrize("root", ["node", "input"])
+def test_a_node_that_is_not_in_the_graph_is_not_read_as_the_tensor_that_has_its_memory(ctx, backend, make, root):
+    x = ctx.tensor("f32", 4, "x", input=True)
+    y = ctx.set_output(ctx.set_name(ctx.scale(x, 2.0), "y")) if root == "node" else x
+    written = ctx.set_output(ctx.set_name(make(ctx, y), "written"))
+    both, first = gs.Graph(written), gs.Graph(ctx.set_output(ctx.sqr(y)))
+    with gs.Scheduler([backend]) as scheduler:
+        scheduler.alloc(first)
+        x.set(np.ones(4))
+        with pytest.raises(gs.HazardError, match="not kept: the graph that has its memory now does not have the node"):
+            written.numpy()                         # never computed
+        scheduler.compute(both, zero=True)
+        of_both = written.numpy().tolist()
+        scheduler.compute(first, zero=True)
+        with pytest.raises(gs.HazardError, match="not kept: the graph that has its memory now does not have the node"):
+            written.numpy()
+        assert ctx.view_1d(y, 2).numpy().tolist() == [2.0, 2.0] if root == "node" else [1.0, 1.0]
+        scheduler.compute(both, zero=True)
+        assert written.numpy().tolist() == of_both
+        scheduler.compute(gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "z", input=True)))), zero=True)
+        with pytest.raises(gs.PlacementError, match="no address"):
+            written.numpy()
+
+
+def test_a_node_of_a_former_graph_in_memory_that_stays_is_read(ctx, backend):
+    cache = resident(backend, "cache", np.zeros(4), "any")
+    x = ctx.tensor("f32", 4, "x", input=True)
+    written = ctx.cpy(x, cache)
+    first, other = gs.Graph(written), gs.Graph(ctx.set_output(ctx.sqr(cache)))
+    with gs.Scheduler([backend]) as scheduler, gs.Scheduler([backend]) as second:
+        scheduler.alloc(first)
+        x.set(np.full(4, 3.0))
+        scheduler.compute(first)
+        scheduler.compute(other)
+        second.compute(other)
+        assert written.numpy().tolist() == ctx.view_1d(written, 4).numpy().tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_backend_reads_what_it_has_computed_also_where_the_node_reads_a_copy(ctx, queued):
+    """The backend is given a twin of such a node, which is in no graph."""
+    class Reading(gs.CpuBackend):
+        is_host = False
+
+        def graph_compute(self, graph, *rest):
+            super().graph_compute(graph, *rest)
+            seen.extend(node.numpy().tolist() for node in graph.nodes if node.view_src is not None)
+
+    seen = []
+    device, host = Reading(1, "device"), gs.CpuBackend(1, "host")
+    leaf, x = ctx.tensor("f32", 4, "leaf", input=True), ctx.tensor("f32", 4, "x", input=True)
+    written = ctx.set_output(ctx.cpy(ctx.scale(x, 2.0), leaf))
+    with gs.Scheduler([device, host]) as scheduler:
+        for t, backend in ((leaf, device), (written.src[0], host), (written, device)):
+            scheduler.set_tensor_backend(t, backend)
+        graph = gs.Graph(written)
+        scheduler.alloc(graph)
+        x.set(np.ones(4))
+        leaf.set(np.zeros(4))
+        scheduler.compute_async(graph) if queued else scheduler.compute(graph)
+        scheduler.synchronize()
+    assert seen == [[2.0] * 4]
+
+
 def test_a_view_of_an_input_takes_data_before_the_compute(ctx):
     """The data of an input waits on the host, as a whole: what a view gets is put into it."""
     x = ctx.tensor("f32", (4, 2), "x", input=True)
