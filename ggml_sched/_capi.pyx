@@ -27,7 +27,7 @@ from ggml_sched.core.graph.flat cimport (
 )
 from ggml_sched.core.pack.api cimport pack_any_times, pack_method_word
 from ggml_sched.core.plan.make cimport (
-    gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
+    gs_failure, gs_plan_compact, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
 )
 from ggml_sched.core.plan.problem cimport NAME_ROOM, name_backend, planning_error, request_init, requests_match
 
@@ -247,7 +247,7 @@ cdef void plan_box_detach(gs_plan_box *box) noexcept nogil:
 cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_plan **plan,
                   gs_error *error) noexcept nogil:
     cdef gs_plan_box *box = NULL
-    cdef int32_t failed
+    cdef gs_failure failed
     cdef int status
     if plan == NULL:
         return refuse(error, GS_BAD_ARGUMENT, 0, 0, b"plan is NULL")
@@ -257,7 +257,7 @@ cdef int plan_new(const gs_api_graph *graph, const gs_problem *problem, gs_api_p
         return status
     status = gs_plan_make(&box.request, &box.c, &failed)
     if status != GS_OK:
-        status = planning_error(error, &box.request, problem, status, failed)
+        status = planning_error(error, &box.request, problem, status, &failed)
         plan_free(<gs_api_plan *>box)
         return status
     plan_box_detach(box)
@@ -277,7 +277,7 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     cdef const gs_plan_box *first = <const gs_plan_box *>reserved
     cdef const gs_graph_box *old = <const gs_graph_box *>reserved_graph
     cdef gs_plan_box *box = NULL
-    cdef int32_t failed
+    cdef gs_failure failed
     cdef bint fits = False
     cdef int status
     if plan == NULL or serves == NULL or first == NULL or old == NULL:
@@ -292,7 +292,7 @@ cdef int plan_replay(const gs_api_plan *reserved, const gs_api_graph *reserved_g
     if graph_same_wiring(reserved_graph, graph) and requests_match(&first.request, &box.request):
         status = gs_plan_replay(&box.request, &first.c, &box.c, &fits, &failed)
         if status != GS_OK:
-            status = planning_error(error, &box.request, problem, status, failed)
+            status = planning_error(error, &box.request, problem, status, &failed)
     if status != GS_OK or not fits:
         plan_free(<gs_api_plan *>box)
         return status

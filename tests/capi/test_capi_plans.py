@@ -127,6 +127,10 @@ def test_what_has_no_plan_says_why(graph):
         CPlan.made(graph, Problem(POLICY, [(32, 200, None)]))
     error = refused.value.error
     assert (error.status, error.tensor, error.backend, error.value, error.limit) == (OUT_OF_MEMORY, 0, 0, 256, 200)
+    said = r"tensor 0 \(NONE\): 256 bytes exceed the maximum buffer size 200 of backend 1"
+    with pytest.raises(Refused, match=said) as refused:
+        CPlan.made(graph, Problem(POLICY, [(32, 100, None), (32, 200, None)], assigned=[1] * 6))
+    assert (refused.value.error.backend, refused.value.error.limit) == (1, 200)
     big = (1 << 63) - 1
     with pytest.raises(Refused, match="leave the 64-bit range") as refused:
         CPlan.made(graph, Problem(POLICY, ONE, nbytes=[[big] * 6]))

@@ -112,6 +112,36 @@ def test_a_host_before_a_device_is_refused_with_both_names():
         gs.Scheduler([gs.DryBackend("GPU"), cpu]).close()
 
 
+@pytest.mark.parametrize("limit", [500, 1000, 1024, 1535])
+def test_a_tensor_beyond_the_largest_buffer_is_an_error_with_the_bytes_that_its_backend_allocates(limit):
+    class Padded(gs.DryBackend):
+        def alloc_size(self, tensor):
+            return tensor.nbytes + 512
+
+    ctx = gs.Context()
+    graph = gs.Graph(ctx.neg(ctx.tensor("f32", 250, "x", input=True)))
+    with gs.Scheduler([Padded("GPU", 64, max_buffer_size=limit)]) as scheduler:
+        with pytest.raises(gs.OutOfMemory, match=rf"^'x' \(.*\): 1536 bytes exceed the maximum buffer size {limit} of "
+                                                 "backend 'GPU'") as caught:
+            scheduler.plan(graph)
+        assert (caught.value.backend, caught.value.needed, caught.value.available) == ("GPU", 1536, limit)
+
+
+@pytest.mark.parametrize("where", ["leaf", "copy"])
+def test_a_tensor_beyond_the_largest_buffer_is_an_error_that_names_the_backend_it_is_on(where):
+    """Another backend has smaller buffers, but no part in it."""
+    small, large = gs.DryBackend("small", max_buffer_size=64), gs.DryBackend("large", max_buffer_size=512)
+    host = gs.DryBackend("host")
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (4, 250), "x", input=True)
+    y = ctx.neg(x)
+    with gs.Scheduler([small, large, host]) as scheduler:
+        scheduler.set_tensor_backend(x, large if where == "leaf" else host)
+        scheduler.set_tensor_backend(y, large)
+        with pytest.raises(gs.OutOfMemory, match="4000 bytes exceed the maximum buffer size 512 of backend 'large'"):
+            scheduler.plan(gs.Graph(y))
+
+
 def test_computing_on_dry_backends_alone_is_an_error():
     _, y = small_graph()
     graph = gs.Graph(y)

@@ -6,11 +6,17 @@ from ggml_sched._c cimport gs_graph, gs_plan
 from ggml_sched.core.plan.placement cimport gs_request
 
 
-# Makes the plan of a request; to be freed with gs_plan_free.  Returns a gs_status; *failed is the tensor that failed.
-cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept nogil
+ctypedef struct gs_failure:
+    int32_t tensor          # the tensor that failed, or -1
+    int32_t backend         # the backend whose largest buffer does not hold it, or a copy of it; -1: another cause
+    int64_t nbytes          # the bytes that it takes there, aligned; 0 for backend -1
+
+
+# Makes the plan of a request; to be freed with gs_plan_free.  Returns a gs_status; *failed is what failed.
+cdef int gs_plan_make(const gs_request *r, gs_plan *p, gs_failure *failed) noexcept nogil
 # Makes a plan with the decisions of a reserved one, for a graph of the same wiring; *serves is 0 if they do not fit.
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, bint *serves,
-                        int32_t *failed) noexcept nogil
+                        gs_failure *failed) noexcept nogil
 # Writes to `offset` the offsets that gs_plan_replay would choose for ids of these sizes, without making a plan: those
 # of the reserved plan, or, if any id is smaller, lower ones; in_order: lower ones in the order of the reserved ones.
 cdef int gs_plan_compact(const gs_plan *reserved, const int64_t *size, bint in_order, int64_t *offset) noexcept nogil

@@ -33,11 +33,11 @@ include "groups.pxi"
 include "replay.pxi"
 
 
-cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept nogil:
+cdef int gs_plan_make(const gs_request *r, gs_plan *p, gs_failure *failed) noexcept nogil:
     """Make the plan of request r in `p`, which is overwritten; after GS_OK the caller frees it with gs_plan_free.
 
-    Errors: GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY and GS_OVERFLOW, with the tensor that failed in
-    *failed; GS_NO_HOST_MEMORY.
+    Errors: GS_UNSUPPORTED_OP, GS_BAD_PLACEMENT, GS_OUT_OF_MEMORY and GS_OVERFLOW, with what failed in *failed;
+    GS_NO_HOST_MEMORY.
     """
     cdef gs_splits splits
     cdef gs_groups groups
@@ -46,7 +46,7 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
     memset(p, 0, sizeof(gs_plan))
     p.n_backends, p.n_tensors = r.p.n_backends, r.g.n_tensors
     memset(&groups, 0, sizeof(gs_groups))
-    failed[0] = -1
+    failed.tensor, failed.backend, failed.nbytes = -1, -1, 0
     status = allocation_init(&a, r)
     if splits_init(&splits, r.g) != GS_OK or plan_alloc_assign(p) != GS_OK:
         status = GS_NO_HOST_MEMORY
@@ -72,7 +72,9 @@ cdef int gs_plan_make(const gs_request *r, gs_plan *p, int32_t *failed) noexcept
         if groups.n:
             status = plan_take_groups(p, r.g, groups.n, groups.begin, groups.member)
     if status != GS_OK:
-        failed[0] = plan_tensor(p, a.failed)
+        failed.tensor = plan_tensor(p, a.failed)
+        if status == GS_OUT_OF_MEMORY and a.failed >= 0:
+            plan_find_full(failed, &a)
         gs_plan_free(p)
     allocation_free(&a)
     splits_free(&splits)
@@ -188,6 +190,14 @@ cdef int plan_measure(gs_plan *p, const gs_allocation *a) noexcept nogil:
             arena.nbytes = fill_chunks(p, i, &a.blocks[i], p.chunk_nbytes + at)
         at += arena.n_chunks
     return GS_OK
+
+
+cdef void plan_find_full(gs_failure *failed, const gs_allocation *a) noexcept nogil:
+    """Note the backend that has no memory for the id that failed, if a buffer of its own would be too small for it."""
+    cdef int32_t b = a.walk.p.arena_of[a.failed]
+    cdef int64_t size = a.walk.p.size[a.failed]
+    if a.blocks[b].chunk and size > a.blocks[b].chunk:
+        failed.backend, failed.nbytes = b, size
 
 
 cdef int32_t plan_tensor(const gs_plan *p, int32_t id) noexcept nogil:

@@ -28,7 +28,7 @@ from ggml_sched.core.graph.tensor cimport BufferBase, ContextState, Lease, Tenso
 from ggml_sched.core.graph.types cimport TYPE_NAMES, ints_tuple
 from ggml_sched.core.pack.api cimport method_name
 from ggml_sched.core.plan.make cimport (
-    gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
+    gs_failure, gs_plan_free, gs_plan_make, gs_plan_replay, plan_mark_exclusive, plan_needed,
 )
 from ggml_sched.core.plan.plan_values cimport plan_take_values, values_of_plan
 from ggml_sched.core.plan.request cimport Request, names_of
@@ -349,7 +349,7 @@ def plan_from_values(values, Py_ssize_t n_nodes):
 def make_plan(Request request not None, policy not None):
     """Run the passes of a policy; raises UnsupportedOp, PlacementError, OutOfMemory, GraphError naming the tensor."""
     cdef PlanData p = PlanData.__new__(PlanData)
-    cdef int32_t failed
+    cdef gs_failure failed
     cdef int status
     request.query_support()
     request.groups(policy)
@@ -357,7 +357,7 @@ def make_plan(Request request not None, policy not None):
     with nogil:
         status = gs_plan_make(&request.c, &p.c, &failed)
     if status != GS_OK:
-        raise_planning_error(status, request, failed)
+        raise_planning_error(status, request, &failed)
     return p
 
 
@@ -369,7 +369,7 @@ def replay_plan(Request request not None, PlanData reserved not None, policy not
     """
     cdef PlanData p = PlanData.__new__(PlanData)
     cdef bint serves
-    cdef int32_t failed
+    cdef gs_failure failed
     cdef int status
     if request.c.g.n_tensors != reserved.c.n_tensors:
         return None
@@ -378,24 +378,22 @@ def replay_plan(Request request not None, PlanData reserved not None, policy not
     with nogil:
         status = gs_plan_replay(&request.c, &reserved.c, &p.c, &serves, &failed)
     if status != GS_OK:
-        raise_planning_error(status, request, failed)
+        raise_planning_error(status, request, &failed)
     return p if serves else None
 
 
-cdef int raise_planning_error(int status, Request request, int32_t failed) except -1:
+cdef int raise_planning_error(int status, Request request, const gs_failure *failed) except -1:
     cdef tuple backends = request.devices.backends
     cdef Tensor t
-    if status == GS_NO_HOST_MEMORY or failed < 0:
+    if status == GS_NO_HOST_MEMORY or failed.tensor < 0:
         raise no_host_memory(f"planning {request.c.g.n_tensors} tensors")
-    t = request.graph.tensors[failed if failed < request.c.g.n_tensors else 0]
+    t = request.graph.tensors[failed.tensor]
     if status == GS_UNSUPPORTED_OP:
         raise UnsupportedOp(unsupported(t, backends))
     if status == GS_BAD_PLACEMENT:
         raise PlacementError(f"{describe(t)} has memory on backend {t.backend.name!r}, which does not support it")
-    if status == GS_OUT_OF_MEMORY:
-        for b in backends:
-            if b.max_buffer_size is not None and t.layout.nbytes > b.max_buffer_size - b.max_buffer_size % b.alignment:
-                raise OutOfMemory(f"{describe(t)}: {t.layout.nbytes} bytes exceed the maximum buffer size "
-                                  f"{b.max_buffer_size} of backend {b.name!r}",
-                                  b.name, t.layout.nbytes, b.max_buffer_size)
+    if failed.backend >= 0:
+        b = backends[failed.backend]
+        raise OutOfMemory(f"{describe(t)}: {failed.nbytes} bytes exceed the maximum buffer size {b.max_buffer_size} of "
+                          f"backend {b.name!r}", b.name, failed.nbytes, b.max_buffer_size)
     raise OutOfMemory(f"{describe(t)}: sizes leave the 64-bit range", None, t.layout.nbytes, None)

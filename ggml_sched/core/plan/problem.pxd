@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t
 
 from ggml_sched._c cimport gs_error, gs_graph, gs_problem
+from ggml_sched.core.plan.make cimport gs_failure
 from ggml_sched.core.plan.placement cimport gs_request
 
 
@@ -19,4 +20,4 @@ cdef int request_init(gs_request *r, const gs_graph *g, const gs_problem *p, gs_
 cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogil
 # Describes a failure of planning in `error`; returns the status.
 cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status,
-                        int32_t id) noexcept nogil
+                        const gs_failure *failed) noexcept nogil

@@ -12,7 +12,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
 from ggml_sched._c cimport *
-from ggml_sched.core.plan.placement cimport gs_request, request_size
+from ggml_sched.core.plan.placement cimport gs_request
 
 
 cdef void name_backend(char *out, int32_t b, const char *name) noexcept nogil:
@@ -292,13 +292,12 @@ cdef bint requests_match(const gs_request *a, const gs_request *b) noexcept nogi
 
 
 cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *p, int status,
-                        int32_t id) noexcept nogil:
+                        const gs_failure *failed) noexcept nogil:
     """Describe a failure of planning in `error`: the tensor, the backend and the numbers; returns the status."""
     cdef const gs_graph *g = r.g
     cdef const char *op
     cdef char named[NAME_ROOM]
-    cdef int32_t b
-    cdef int64_t size, limit
+    cdef int32_t id = failed.tensor, b = failed.backend
     if status == GS_NO_HOST_MEMORY or not 0 <= id < g.n_tensors:
         return refuse(error, p, b"n_tensors", -1, g.n_tensors, 0, b"are too many to plan", -1, -1, GS_NO_HOST_MEMORY)
     if error == NULL:
@@ -316,15 +315,13 @@ cdef int planning_error(gs_error *error, const gs_request *r, const gs_problem *
         snprintf(error.message, sizeof(error.message), b"tensor %d (%s) has memory on %s, which does not support it",
                  <int>id, op, named)
         return status
-    for b in range(r.p.n_backends):
-        size, limit = request_size(r, b, id), r.p.backends[b].max_buffer
-        if status == GS_OUT_OF_MEMORY and limit and size > limit - limit % r.p.backends[b].alignment:
-            error.backend, error.value, error.limit = b, size, limit
-            name_backend(named, b, p.backends[b].name)
-            snprintf(error.message, sizeof(error.message),
-                     b"tensor %d (%s): %lld bytes exceed the maximum buffer size %lld of %s", <int>id, op,
-                     <long long>size, <long long>limit, named)
-            return status
+    if b >= 0:
+        error.backend, error.value, error.limit = b, failed.nbytes, r.p.backends[b].max_buffer
+        name_backend(named, b, p.backends[b].name)
+        snprintf(error.message, sizeof(error.message),
+                 b"tensor %d (%s): %lld bytes exceed the maximum buffer size %lld of %s", <int>id, op,
+                 <long long>error.value, <long long>error.limit, named)
+        return status
     error.status = GS_OVERFLOW
     snprintf(error.message, sizeof(error.message), b"tensor %d (%s) of %lld bytes: sizes leave the 64-bit range",
              <int>id, op, <long long>g.nbytes[id])

@@ -48,7 +48,7 @@ cdef bint takes_less(const gs_plan *p, const gs_plan *reserved) noexcept nogil:
 
 
 cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p, bint *serves,
-                        int32_t *failed) noexcept nogil:
+                        gs_failure *failed) noexcept nogil:
     """Make a plan with the decisions of a reserved plan; if these do not fit the graph, serves[0] is 0 and p is empty.
 
     The request's graph has the wiring of the reserved plan's graph.  The errors are those of gs_plan_make.
@@ -58,14 +58,14 @@ cdef int gs_plan_replay(const gs_request *r, const gs_plan *reserved, gs_plan *p
     cdef int status
     memset(p, 0, sizeof(gs_plan))
     memset(&walk, 0, sizeof(gs_walk))
-    failed[0] = -1
+    failed.tensor, failed.backend, failed.nbytes = -1, -1, 0
     serves[0] = False
     if (r.g.n_tensors != reserved.n_tensors or r.p.n_backends != reserved.n_backends
             or not still_supported(r, reserved.assign)):
         return GS_OK
     if r.p.policy.reuse != GS_REUSE_FIRST:
         backends = r.p.backends
-    status = walk_from_splits(&walk, r, reserved, reserved.src, failed)
+    status = walk_from_splits(&walk, r, reserved, reserved.src, &failed.tensor)
     if status == GS_OK and walk_can_replay(&walk, reserved, backends):
         walk_replay(&walk, reserved)
         if r.p.policy.offsets == GS_OFFSETS_PACKED and reserved.n_slots == 0 and takes_less(&walk.p, reserved):
