@@ -415,10 +415,21 @@ def test_leafs_that_cannot_be(ctx, kind, ne):
     assert ctx.tensors == ()
 
 
-@pytest.mark.parametrize("wrong", ["4", 1.5, None, [1.5], ["4"], {}, object()])
+@pytest.mark.parametrize("wrong", ["4", 1.5, np.float64(4), np.array(1.5), None, [1.5], ["4"], {}, object()])
 def test_extents_that_are_no_numbers(wrong):
     with pytest.raises((TypeError, gs.GraphError)):
         gs.Context().tensor("f32", wrong)
+
+
+@pytest.mark.parametrize("given", [12, np.int64(12), np.uint8(12), np.array(12), [12], (np.int32(12),), np.array([12])],
+                         ids=repr)
+def test_extents_are_whatever_has_an_index_or_a_sequence_of_such(ctx, given):
+    x = ctx.tensor("f32", (4, 3), "x")
+    made = [ctx.tensor("f32", given), ctx.reshape(x, given), ctx.cont(x, given)]
+    if not np.ndim(given):
+        made.append(ctx.reshape_1d(x, given))
+    assert {t.ne for t in made} == {(12, 1, 1, 1)}
+    assert ctx.reshape(x, np.int64(6), np.int64(2)).ne == ctx.reshape(x, np.array([6, 2])).ne == (6, 2, 1, 1)
 
 
 @pytest.mark.parametrize(("kind", "ne", "nbytes"), [

@@ -20,6 +20,7 @@ from operator import index as _index
 from ggml_sched.core.graph.types import _GLU_KINDS, _UNARY_KINDS
 from ggml_sched.errors import GraphError
 
+from cpython.number cimport PyIndex_Check
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
 from libc.math cimport ceil, isfinite
@@ -76,6 +77,11 @@ cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
     cdef Py_ssize_t i, n, extent
     if isinstance(ne, int):
         ne = (ne,)
+    elif PyIndex_Check(ne):
+        try:
+            len(ne)             # an array: arrays have __index__, too
+        except TypeError:
+            ne = (ne,)
     n = len(ne)
     if not 1 <= n <= GS_MAX_DIMS:
         raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")

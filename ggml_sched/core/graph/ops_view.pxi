@@ -61,8 +61,8 @@ cdef class ViewOps(CopyOps):
 
     def reshape(self, Tensor a not None, *ne):
         """A view of the contiguous tensor a with one to four other extents, innermost first."""
-        if len(ne) == 1 and not isinstance(ne[0], int):
-            ne = tuple(ne[0])
+        if len(ne) == 1:
+            return self.reshaped(a, ne[0] if PyIndex_Check(ne[0]) else tuple(ne[0]))
         return self.reshaped(a, ne)
 
     cdef Tensor reshaped(self, Tensor a, object ne):
