@@ -374,6 +374,8 @@ class Scheduler:
     def set_tensor_backend(self, t: Tensor, backend: Backend | None) -> None:
         """Assign a node to a backend that then computes it, or a leaf to one that then holds it; None: no assignment.
 
+        Where the backend does not support the node, the best one that does computes it: `plan.explain` says so,
+        `plan.backend_of` has the one that computes, and `get_tensor_backend` the assigned one.
         May be called before and after planning; assignments survive `reset`.
         """
         if not isinstance(t, Tensor):

@@ -49,21 +49,22 @@ typedef struct gs_policy {
 
 /* Reasons: which rule chose a tensor's backend.  X(name, number, the reason's name in messages) */
 #define GS_REASONS(X) \
-    X(NOTHING, 0, "nothing")          \
-    X(USER, 1, "user")                \
-    X(RESIDENT, 2, "resident")        \
-    X(WEIGHT, 3, "weight")            \
-    X(SOURCE, 4, "source")            \
-    X(CONSUMER, 5, "consumer")        \
-    X(ROOT, 6, "root")                \
-    X(FIRST, 7, "first")              \
-    X(UNSUPPORTED, 8, "unsupported")  \
-    X(INPUT, 9, "input")              \
-    X(OFFLOAD, 10, "offload")         \
-    X(NEIGHBOUR, 11, "neighbour")     \
-    X(UPGRADE, 12, "upgrade")         \
-    X(MOST_INPUTS, 13, "most inputs") \
-    X(BOUNDARY, 14, "boundary")
+    X(NOTHING, 0, "nothing")                  \
+    X(USER, 1, "user")                        \
+    X(RESIDENT, 2, "resident")                \
+    X(WEIGHT, 3, "weight")                    \
+    X(SOURCE, 4, "source")                    \
+    X(CONSUMER, 5, "consumer")                \
+    X(ROOT, 6, "root")                        \
+    X(FIRST, 7, "first")                      \
+    X(UNSUPPORTED, 8, "unsupported")          \
+    X(INPUT, 9, "input")                      \
+    X(OFFLOAD, 10, "offload")                 \
+    X(NEIGHBOUR, 11, "neighbour")             \
+    X(UPGRADE, 12, "upgrade")                 \
+    X(MOST_INPUTS, 13, "most inputs")         \
+    X(BOUNDARY, 14, "boundary")               \
+    X(USER_UNSUPPORTED, 15, "user unsupported")
 
 enum gs_reason {
 #define GS_X(name, number, called) GS_REASON_##name = number,

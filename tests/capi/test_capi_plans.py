@@ -331,8 +331,9 @@ def test_names_and_numbers_are_those_of_python():
         else:
             assert status == BAD_ARGUMENT and table.type_name(number) is None
     assert table.op_of_name(b"NOTHING") == table.type_of_name(b"f31") == table.op_of_name(None) == -1
-    assert [table.reason_name(k).decode() for k in (0, 1, 13)] == ["nothing", "user", "most inputs"]
-    assert table.reason_name(15) is table.reason_name(-1) is table.pack_method_name(9) is table.status_name(1) is None
+    assert [table.reason_name(k).decode() for k in (0, 1, 13, 15)] == [
+        "nothing", "user", "most inputs", "user unsupported"]
+    assert table.reason_name(16) is table.reason_name(-1) is table.pack_method_name(9) is table.status_name(1) is None
     assert table.status_name(0) == b"ok" and table.status_name(-4) == b"bad argument"
 
 

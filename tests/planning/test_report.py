@@ -121,6 +121,22 @@ def test_explain_tells_that_the_caller_decided():
     assert "C supports" not in explained(plan, out)        # a worse one was not refused
 
 
+@pytest.mark.parametrize("assigned_by", [None, "the placement"])
+@pytest.mark.parametrize("policy", ["default", "seed"])
+def test_explain_tells_that_the_backend_which_the_caller_chose_does_not_support_the_op(policy, assigned_by):
+    a, b, ctx = gs.DryBackend("A", supports_op=lambda t: t.op != "SCALE"), gs.DryBackend("B"), gs.Context()
+    out = ctx.scale(ctx.tensor("f32", (4,), "x", input=True), 2.0)
+    scheduler = gs.Scheduler([a, b], policy=policy)
+    scheduler.set_tensor_backend(out, a)
+    plan = replace(scheduler.plan(gs.Graph(out)), assigned_by=assigned_by)
+    assert plan.backend_of(out) is b and scheduler.get_tensor_backend(out) is a
+    by = f"{assigned_by} assigned it" if assigned_by else "the caller assigned it (set_tensor_backend)"
+    assert (f"because {by} to a backend that does not support the op; this is the best that does\n"
+            in explained(plan, out))
+    assert "not supported by: A" in lines(plan, out)
+    assert plan.data.rule(plan.index_of(out)) == "user unsupported"
+
+
 @pytest.mark.parametrize("usage, kind", [("weights", "weight "), ("any", "")])
 def test_explain_names_the_sources_that_a_better_backend_cannot_read(usage, kind):
     a, b, ctx = gs.DryBackend("A"), gs.DryBackend("B"), gs.Context()

@@ -9,8 +9,8 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
 from ggml_sched._c cimport *
 from ggml_sched.core.plan.placement cimport (
-    gs_splits, place_deps, reads_tensor, request_supports, splits_add_input, splits_finish, splits_known,
-    splits_new_copy, splits_note, splits_open, splits_write_through,
+    gs_splits, place_deps, reads_tensor, reason_of_refusal, request_supports, splits_add_input, splits_finish,
+    splits_known, splits_new_copy, splits_note, splits_open, splits_write_through,
 )
 
 
@@ -101,7 +101,7 @@ cdef int seed_complete(const gs_request *r, int32_t *assign, unsigned char *reas
                 failed[0] = id
                 return GS_UNSUPPORTED_OP
             assign[id] = b
-            reason[id] = GS_REASON_UNSUPPORTED
+            reason[id] = reason_of_refusal(reason[id])
         for k in range(g.src_begin[id], g.src_begin[id + 1]):
             if assign[g.src[k]] < 0:
                 assign[g.src[k]] = assign[id]

@@ -158,7 +158,7 @@ cdef int default_settle(const gs_request *r, int32_t *assign, unsigned char *rea
                 failed[0] = id
                 return GS_BAD_PLACEMENT
             assign[id] = most_inputs(r, assign, id)
-            reason[id] = GS_REASON_MOST_INPUTS if wanted < 0 else GS_REASON_UNSUPPORTED
+            reason[id] = GS_REASON_MOST_INPUTS if wanted < 0 else reason_of_refusal(reason[id])
             if assign[id] < 0:
                 failed[0] = id
                 return GS_UNSUPPORTED_OP

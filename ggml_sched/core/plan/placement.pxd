@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ggml_sched._c cimport gs_graph, gs_problem
+from ggml_sched._c cimport GS_REASON_UNSUPPORTED, GS_REASON_USER, GS_REASON_USER_UNSUPPORTED, gs_graph, gs_problem
 
 
 # Everything that a plan depends on: a graph, and a problem in which fields that callers may leave out are filled in.
@@ -58,6 +58,11 @@ cdef inline gs_ints *splits_lists(gs_splits *w) noexcept nogil:
 
 cdef inline bint request_supports(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:
     return r.p.supports == NULL or r.p.supports[<int64_t>backend * r.g.n_tensors + id]
+
+
+cdef inline unsigned char reason_of_refusal(unsigned char reason) noexcept nogil:
+    """The reason of a node whose backend, chosen for `reason`, does not support it, so that another one computes it."""
+    return GS_REASON_USER_UNSUPPORTED if reason == GS_REASON_USER else GS_REASON_UNSUPPORTED
 
 
 cdef inline int64_t request_size(const gs_request *r, int32_t backend, int32_t id) noexcept nogil:

@@ -18,6 +18,8 @@ _REASONS = {
     GS_REASON_UPGRADE: "a better backend that reads the same memory supports it",
     GS_REASON_MOST_INPUTS: "most of its sources are there",
     GS_REASON_BOUNDARY: "a split boundary was moved to where fewer bytes cross",
+    GS_REASON_USER_UNSUPPORTED: "the caller assigned it (set_tensor_backend) to a backend that does not support the op; "
+                                "this is the best that does",
 }
 
 
