@@ -229,9 +229,10 @@ class Event:
 class Backend(BackendBase):
     """One device.  Subclass it, and call `super().__init__(name, alignment)`.
 
-    `name` is unique within a scheduler; errors name it.  Every address on the backend is a multiple of `alignment`
-    bytes, a power of two (default 64).  docs/backends.md leads through writing a backend, and `pytest --pyargs
-    ggml_sched.testing --backend MODULE:CLASS` checks one.
+    Errors and reports name the backend by its `name`.  Backends of one scheduler may share a name, but nothing there
+    tells them apart then, and `llama.load(place=)` finds backends by name.  Every address on the backend is a multiple
+    of `alignment` bytes, a power of two (default 64).  docs/backends.md leads through writing a backend, and `pytest
+    --pyargs ggml_sched.testing --backend MODULE:CLASS` checks one.
 
     Attributes that a subclass may set; the defaults are those of a synchronous device without a bound on memory:
 
