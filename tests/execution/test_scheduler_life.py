@@ -527,6 +527,16 @@ def test_a_plan_is_bound_to_no_other_graph():
         assert all(t.buffer is None for t in graphs[1].tensors)
 
 
+def test_an_alignment_that_planning_would_not_see_is_refused():
+    class Hidden(gs.DryBackend):
+        alignment = 256
+
+    with pytest.raises(ValueError, match="'A'.* has alignment 256 by an attribute .* made with 32: .*__init__"):
+        gs.Scheduler([Hidden("A"), gs.CpuBackend(1)])
+    with gs.Scheduler([gs.DryBackend("A", alignment=256), gs.CpuBackend(1)]) as scheduler:
+        assert scheduler.backends[0].alignment == 256
+
+
 def test_a_backend_in_place_of_a_sequence_is_refused_with_the_way_to_write_it():
     with gs.CpuBackend(1) as backend, pytest.raises(TypeError, match=r"Scheduler\(\[backend\]\), not <CpuBackend"):
         gs.Scheduler(backend)

@@ -22,6 +22,9 @@ cdef class Devices:
         self.store = self.has_field + self.n
         for i in range(self.n):
             self.alignment[i] = (<BackendBase?>backends[i]).alignment
+            if (<object>backends[i]).alignment != self.alignment[i]:
+                raise ValueError(f"{backends[i]!r} has alignment {(<object>backends[i]).alignment} by an attribute of its "
+                                 f"class, and was made with {self.alignment[i]}: give it to Backend.__init__")
             self.store[i] = bool(getattr(backends[i], "is_store", False))
             self.margin[i] = max(_index(backends[i].margin), 0) if self.store[i] else 0
             self.stores |= self.store[i]
