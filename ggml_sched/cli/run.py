@@ -173,13 +173,15 @@ def _recorded(args: argparse.Namespace, model: Model) -> Iterator[None]:
 
 
 def _budget(args: argparse.Namespace, source: str) -> int:
-    """The bytes that --memory, the limit of the process, leaves for the model besides its vocabulary, if needed."""
+    """The bytes that --memory, the limit of the process, leaves for the model besides its graphs and its vocabulary, if
+    needed."""
     from ggml_sched import llama
 
     with llama.open_gguf(source) as file:
         tokens = file.metadata.get("tokenizer.ggml.tokens", ())
         n_vocab = 0 if args.tokens is not None or not isinstance(tokens, Sized) else len(tokens)
-    return llama.process_budget(args.memory, n_vocab)
+    graph, *_ = llama.model_graphs(source, n_batch=1, flash=False if args.no_flash else None)
+    return llama.process_budget(args.memory, n_vocab, len(graph.nodes))
 
 
 def _under_limit(args: argparse.Namespace, source: str, load: Callable[[int], T]) -> T:

@@ -188,21 +188,21 @@ def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
     if fit is not None:
         assert n_batch is not None
         return _hold_fit(made, min(n_batch, cache.n_ctx), n_seq)
-    rows = cache.padded(cache.n_ctx)
-    refusal = None
-    for n in BATCHES if n_batch is None else (n_batch,):
-        n = min(n, cache.n_ctx)
-        largest = LargestShapes(n_seq, n, rows)
-        wanted = largest.usual(hparams.recurrent)
-        if largest.all not in wanted and made.is_small(largest.all, PART_OF_OUTPUTS):
-            with suppress(OutOfMemory):     # where the limit has room for all other graphs, it is kept without this one
-                return made.held([*wanted, largest.all]), n
-        try:
-            return made.held(wanted, largest.all), n
-        except OutOfMemory as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
+    *larger, least = BATCHES if n_batch is None else (n_batch,)
+    for n in larger:
+        with suppress(OutOfMemory):
+            return _hold_batch(made, min(n, cache.n_ctx), n_seq)
+    return _hold_batch(made, min(least, cache.n_ctx), n_seq)
+
+
+def _hold_batch(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
+    """`hold` for an n_batch of n."""
+    largest = LargestShapes(n_seq, n, made.cache.padded(made.cache.n_ctx))
+    wanted = largest.usual(made.hparams.recurrent)
+    if largest.all not in wanted and made.is_small(largest.all, PART_OF_OUTPUTS):
+        with suppress(OutOfMemory):     # where the limit has room for all other graphs, it is kept without this one
+            return made.held([*wanted, largest.all]), n
+    return made.held(wanted, largest.all), n
 
 
 def _hold_fit(made: _Limited, n: int, n_seq: int) -> tuple[Held, int]:
@@ -386,12 +386,14 @@ class _Limited:
             everything = {b: Choice((), sum(use.nbytes for use in uses[b]), 0) for b in self.limits}
             budgets = {b: limit - fixed[b] - whole[b] for b, limit in self.limits.items()}
             return self._held(shapes, uses, everything, rooms, budgets, work, [], plans, kept=idle)
+        # No error in this list is in a cycle with this frame, which would keep all graphs until garbage is collected:
+        # they have no tracebacks, and the one that is raised is not in the list any more.
         refusals = []
         for slots in self.slots(shapes):
             try:
                 return self._fetching(shapes, uses, idle, fixed, work, others, slots)
             except OutOfMemory as error:
-                refusals.append(error)
+                refusals.append(error.with_traceback(None))
         if self.fit is None and len(self.limits) == 1:
             # What fetches need beside the window can be more than small weights take, of which none is fetched.
             (b, needed), = needs.items()
@@ -400,7 +402,8 @@ class _Limited:
                 f"its {whole[b]:,} bytes of weights stay: {fixed[b]:,} for the cache of {self.cache.n_ctx} tokens and "
                 f"work memory, {arenas[b]:,} for arenas; a smaller n_ctx or n_batch needs less", b.name, needed,
                 self.limits[b]))
-        raise min(refusals, key=lambda error: error.needed or 0)
+        refusals.sort(key=lambda error: error.needed or 0)
+        raise refusals.pop(0)
 
     def slots(self, shapes: Sequence[Shape]) -> list[SlotsSpec | None]:
         """What is tried in turn: the fewest slots for experts with which the graphs of these shapes can be computed, if

@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["limits_of", "process_budget"]
 
-OBJECTS = 24 << 20
-"""Bytes that Python takes for a model besides what its limit counts: graphs, plans and bound steps of a few shapes,
-and the arrays of inputs and logits."""
+OBJECTS = 9 << 20
+"""Bytes that Python takes for a model of any size besides what its limit counts: modules that are imported later, and
+arrays of inputs and logits."""
+NODE = 12 << 10
+"""Bytes that Python takes for each node of a graph besides: in the graphs that a runner keeps under a limit, their
+plans and their bound steps, with a fetch for each weight."""
+NODES = 1280
+"""The nodes of the graphs of a model where the caller does not say how many: those of a Llama of 42 layers."""
 VOCABULARY = 400
 """Bytes of a tokenizer for each token of the vocabulary."""
 STEP = 1 << 20
@@ -63,19 +68,21 @@ def limits_of(memory: MemoryLike | None, backends: Sequence[Backend]) -> dict[Ba
     return {hosts[0]: bytes_of(memory)}
 
 
-def process_budget(limit: Bytes, n_vocab: int = 0) -> int:
+def process_budget(limit: Bytes, n_vocab: int = 0, n_nodes: int = NODES) -> int:
     """The argument `memory` of `load` with which this process holds no more than `limit` bytes, of anonymous memory and
     of pages of files together.
 
-    Subtracted are what the process holds now, and what Python will need: for graphs, plans and arrays of a model, and
-    for a vocabulary of `n_vocab` tokens.  Rounded down to whole MiB, so that it varies little from run to run.
-    OutOfMemory if nothing is left, OSError where the system does not say what a process holds.
+    Subtracted are what the process holds now, and what Python will need: for arrays of a model, for graphs and plans of
+    `n_nodes` nodes (`len(model_graphs(path, n_batch=1)[0].nodes)`: a layer has 30 to 50), and for a vocabulary of
+    `n_vocab` tokens.  Rounded down to whole MiB, so that it varies little from run to run.  OutOfMemory if nothing is
+    left, OSError where the system does not say what a process holds.
     """
     limit = bytes_of(limit, "limit")
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    left = (limit - held - OBJECTS - n_vocab * VOCABULARY) // STEP * STEP
+    objects = OBJECTS + n_nodes * NODE + n_vocab * VOCABULARY
+    left = (limit - held - objects) // STEP * STEP
     if left <= 0:
         raise OutOfMemory(f"a limit of {limit} bytes: the process holds {held} already, and Python needs "
-                          f"{OBJECTS + n_vocab * VOCABULARY} more for a model", None, limit - left, limit)
+                          f"{objects} more for a model", None, limit - left, limit)
     return left

@@ -40,6 +40,9 @@ __all__ = ["Runner"]
 
 KEPT_GRAPHS = 8
 """How many graphs are kept: of prompts, and of single tokens that read different numbers of cache rows."""
+KEPT_UNDER_LIMIT = 3
+"""How many graphs are kept under a limit of memory, in which weights are worth more: of a token, of a full batch of a
+prompt and of the rest of a prompt."""
 
 
 class Runner:
@@ -68,7 +71,8 @@ class Runner:
         if held is not None:
             budgets.update(held.budgets)
             ordered = ordered if held.store is None else [held.store, *ordered]
-        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=KEPT_GRAPHS, budgets=budgets,
+        self._n_kept = KEPT_GRAPHS if held is None else KEPT_UNDER_LIMIT
+        self.scheduler: Scheduler = Scheduler(ordered, policy=policy, plan_cache=self._n_kept, budgets=budgets,
                                               host_work=None if held is None else held.host_work, arenas=arenas)
         self.fit: Fit | None = fit
         self.held: Held | None = held
@@ -91,11 +95,12 @@ class Runner:
         self._waits = not all(backend.asynchronous for backend in backends)
 
     def graph(self, shape: Shape) -> BatchGraph:
-        """The graph of a shape; the last KEPT_GRAPHS are kept, so that most calls build none."""
+        """The graph of a shape; the last ones are kept, so that most calls build none."""
         graph = self.graphs.get(shape)
         if graph is None:
-            graph = self.graphs[shape] = self._build(shape)
-            while len(self.graphs) > KEPT_GRAPHS:
+            last = self._each           # which is not in `graphs` any more once others were used often
+            graph = self.graphs[shape] = last if last is not None and last.shape == shape else self._build(shape)
+            while len(self.graphs) > self._n_kept:
                 self.graphs.popitem(last=False)
         else:
             self.graphs.move_to_end(shape)

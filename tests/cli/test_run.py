@@ -62,7 +62,7 @@ def hosts(backends):
 @pytest.fixture
 def budget(monkeypatch):
     """A process that needs 70 MiB and 12,345 bytes besides its model."""
-    def left(limit, n_vocab):
+    def left(limit, n_vocab, n_nodes):
         found = (read_bytes(limit) - (70 << 20) - 12_345) >> 20 << 20
         if found <= 0:
             raise gs.OutOfMemory("the process holds much", None, read_bytes(limit) - found, read_bytes(limit))
@@ -167,7 +167,7 @@ def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_co
     path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
     free, _ = run(capsys, path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64)
     left = {("12MiB", 0): 12 << 20}
-    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: left[limit, n_vocab])
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab, n_nodes: left[limit, n_vocab])
     out, err = run(capsys, path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--memory", "12MiB", "--stats")
     assert out == free
     assert re.search(r"of a limit of 12,582,912 bytes: [\d,]+ of weights that stay, [\d,]+ fetched for each token", err)
@@ -216,7 +216,7 @@ def test_an_error_of_memory_that_is_not_of_the_limit_names_no_limit(model_file, 
         raise gs.OutOfMemory("no memory", *given)
 
     monkeypatch.setattr("ggml_sched.llama.load", load)
-    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 4000)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab, n_nodes: 4000)
     assert cli.main(["run", str(model_file), "--tokens", "1", "--memory", "100GiB"]) == 1
     err = capsys.readouterr().err
     assert "no memory" in err and "is enough" not in err
@@ -237,7 +237,7 @@ def test_a_fit_with_a_disk_fetches_what_a_limit_does_not_hold(tmp_path, capsys, 
     options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
     free, _ = run(capsys, *options)
     monkeypatch.setattr(measured, "measured_devices", hosts)
-    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 12 << 20)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab, n_nodes: 12 << 20)
     out, err = run(capsys, *options, "--fit", "--memory", "12MiB", "--disk", "2GB/s", "--stats", "--trace", trace)
     assert out == free
     assert "ggml-sched: not without a disk: each evaluation fetches " in err
@@ -254,7 +254,7 @@ def test_a_fit_with_a_disk_has_slots_for_experts(tmp_path, capsys, monkeypatch):
     options = [path, "--tokens", "1,2,3", "-n", 6, "--n-ctx", 64, "--n-batch", 8]
     free, _ = run(capsys, *options)
     monkeypatch.setattr(measured, "measured_devices", hosts)
-    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab: 2_500_000)
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab, n_nodes: 2_500_000)
     options += ["--fit", "--memory", "3MiB", "--disk", "2GB/s", "--stats"]
     out, err = run(capsys, *options)
     assert out == free

@@ -1,6 +1,9 @@
 """Models under a limit of memory: the same bits, never more bytes than the limit, and errors that say what suffices."""
 
 import gc
+import os
+import subprocess
+import sys
 
 import arch_cases
 import numpy as np
@@ -512,6 +515,57 @@ def test_what_a_process_may_leave_to_a_model():
     assert process_budget("100GiB", 1 << 20) < left - (300 << 20)
     with pytest.raises(gs.OutOfMemory, match="the process holds"):
         process_budget("10MiB")
+
+
+def test_what_a_process_leaves_to_a_model_depends_on_its_graphs():
+    assert process_budget("100GiB", n_nodes=300) - process_budget("100GiB", n_nodes=3300) > 30 << 20
+
+
+IN_A_PROCESS = """
+import random, sys
+from ggml_sched import llama
+path, limit = sys.argv[1:]
+nodes = llama.model_graphs(path, n_batch=1)[0].nodes
+memory = llama.process_budget(limit, n_nodes=len(nodes))
+chosen = random.Random(1)
+with llama.load(path, n_ctx=256, n_threads=1, memory=memory) as model:
+    for n in range(24):
+        model.reset()
+        model.eval([chosen.randrange(60) for _ in range(chosen.randint(1, 200))], last_only=True)
+        model.eval([1])
+    with open("/proc/self/status") as file:
+        most, = (line.split()[1] for line in file if line.startswith("VmHWM"))
+    print(model.residency.nbytes, most)
+"""
+
+
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="the sanitizers need memory of their own")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process has held at most")
+def test_a_process_keeps_its_limit_with_many_layers_and_prompts_of_many_lengths(tmp_path):
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(random_llama(1, n_vocab=64, n_embd=128, n_layer=80, n_head=4, n_ff=384))
+    done = subprocess.run([sys.executable, "-c", IN_A_PROCESS, str(path), "90MiB"], capture_output=True, text=True,
+                          check=True)
+    fetched, most = map(int, done.stdout.split())
+    assert fetched and most << 10 <= 90 << 20
+
+
+def test_a_limit_that_is_found_in_several_attempts_leaves_no_cycle_of_graphs():
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(gs.OutOfMemory) as raised:
+            load(WIDE, n_threads=1, memory=1000)
+        needed = raised.value.needed
+        del raised
+        gc.collect()
+        before = sum(isinstance(one, gs.Tensor) for one in gc.get_objects())
+        with load(WIDE, n_threads=1, memory=needed) as model:
+            kept = {id(t) for graph in model._runner.graphs.values() for t in graph.graph.tensors}
+            found = sum(isinstance(one, gs.Tensor) for one in gc.get_objects()) - before
+            assert found < 3 * len(kept)
+    finally:
+        gc.enable()
 
 
 # -- explanations, and the end ---------------------------------------------------------------------------------------
