@@ -156,8 +156,9 @@ def _traced(args: argparse.Namespace, model: Model, fit: Fit | None) -> Iterator
             yield
         finally:
             trace.save(args.trace, devices, link)
-            print(f"ggml-sched: {len(trace.computes)} computes are in {args.trace}: open it in https://ui.perfetto.dev",
-                  file=sys.stderr, flush=True)
+            n = len(trace.recordings)
+            print(f"ggml-sched: {n} computes are in {args.trace}: open it in https://ui.perfetto.dev", file=sys.stderr,
+                  flush=True)
             if args.stats:
                 print("", *trace.measured(devices, link), sep="\n", file=sys.stderr, flush=True)
 

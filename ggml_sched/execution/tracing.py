@@ -9,7 +9,7 @@ which then ends when it is done.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,8 +89,11 @@ class Trace(Recorder):
     @property
     def computes(self) -> tuple[TracedCompute, ...]:
         """The computes so far, in the order in which they began."""
-        return tuple(_value(recording, self._nodes.get(id(recording), ()), self._began)
-                     for recording in self.recordings)
+        return tuple(self.each_compute())
+
+    def each_compute(self) -> Iterator[TracedCompute]:
+        """Iterate over `computes`, of which only one is made at a time."""
+        return (_value(recording, self._nodes.get(id(recording), ()), self._began) for recording in self.recordings)
 
     def plan_of(self, allocation: Allocation) -> Plan:
         """The plan of an allocation: one object for all of its computes."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from ggml_sched._files import write_text
+from ggml_sched._files import replace_file
 from ggml_sched.execution.tracing import Span, Trace, TracedCompute
 from ggml_sched.placement.devices import Device, LinkLike
 from ggml_sched.placement.pricing import price_steps
@@ -39,29 +39,43 @@ RUNS, WAITS, NODES = "runs", "waits", "nodes"
 def save(trace: Trace, path: str | os.PathLike[str], devices: Sequence[Device] | None = None, link: LinkLike = None,
          fill: float = 1.0) -> None:
     """Write the timeline of a trace to a file; does the work of `Trace.save`."""
-    content = {"traceEvents": list(events(trace, devices, link, fill)), "displayTimeUnit": "ns",
-               "otherData": {"exact": trace.is_exact, "computes": len(trace.computes)}}
-    write_text(path, json.dumps(content, separators=(",", ":")))
+    replace_file(path, _parts(trace, devices, link, fill))
+
+
+def _parts(trace: Trace, devices: Sequence[Device] | None, link: LinkLike, fill: float) -> Iterator[bytes]:
+    """The bytes of the file of a timeline, an event at a time: all events together take many times its size."""
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    yield b'{"traceEvents":['
+    for number, event in enumerate(events(trace, devices, link, fill)):
+        yield (("," if number else "") + encode(event)).encode()
+    other = {"displayTimeUnit": "ns", "otherData": {"exact": trace.is_exact, "computes": len(trace.recordings)}}
+    yield ("]," + encode(other)[1:]).encode()
 
 
 def events(trace: Trace, devices: Sequence[Device] | None = None, link: LinkLike = None,
            fill: float = 1.0) -> Iterator[Event]:
     """The events of a trace: the names of processes and rows first, then computes in order."""
-    found: list[Event] = []
     prices: dict[int, tuple[float, ...]] = {}
+    if devices is not None:
+        for recording in trace.recordings:
+            if id(recording.plan) not in prices:
+                prices[id(recording.plan)] = price_steps(recording.plan, devices, link, fill)
+    yield from _named(trace, lambda: _events(trace, prices))
+
+
+def _events(trace: Trace, prices: Mapping[int, tuple[float, ...]]) -> Iterator[Event]:
+    """The events of all computes, with the names of processes and rows in place of numbers; `prices`: {id of a plan:
+    the prices of its steps}."""
     numbers = count(1)
-    for number, compute in enumerate(trace.computes):
+    for number, compute in enumerate(trace.each_compute()):
         plan = compute.plan
-        if devices is not None and id(plan) not in prices:
-            prices[id(plan)] = price_steps(plan, devices, link, fill)
         priced = prices.get(id(plan), ())
-        found += _compute(number, compute, numbers)
+        yield from _compute(number, compute, numbers)
         for span in compute.steps:
-            found += _step(trace, plan, span, priced, numbers)
-        found += _waits(compute)
-        found += _nodes(compute)
-        found += _prices(compute, priced, numbers)
-    yield from _named(trace, found)
+            yield from _step(trace, plan, span, priced, numbers)
+        yield from _waits(compute)
+        yield from _nodes(compute)
+        yield from _prices(compute, priced, numbers)
 
 
 class _Ends(NamedTuple):
@@ -185,16 +199,15 @@ def _prices(compute: TracedCompute, prices: Sequence[float], numbers: Iterator[i
 # -- names ------------------------------------------------------------------------------------------------
 
 
-def _named(trace: Trace, found: Sequence[Event]) -> Iterator[Event]:
-    """The names of the processes and their rows, then the events with numbers in place of these names."""
+def _named(trace: Trace, made: Callable[[], Iterable[Event]]) -> Iterator[Event]:
+    """The names of the processes and their rows, then the events with numbers in place of these names.
+
+    `made` makes the events, once for their names and once to be yielded, so that no more than one is in memory."""
     order = [CALLER, *(backend.name for backend in trace.backends), SOURCES]
+    used: dict[tuple[str, str], None] = dict.fromkeys((event["pid"], event["tid"]) for event in made())
     rows: dict[str, dict[str, int]] = {name: {} for name in order}
-    for row in (RUNS, WAITS, NODES):
-        for event in found:
-            if event["tid"] == row:
-                rows[event["pid"]].setdefault(row, len(rows[event["pid"]]) + 1)
-    for event in found:
-        rows[event["pid"]].setdefault(event["tid"], len(rows[event["pid"]]) + 1)
+    for pid, row in (*((pid, row) for row in (RUNS, WAITS, NODES) for pid in order if (pid, row) in used), *used):
+        rows[pid].setdefault(row, len(rows[pid]) + 1)
     for pid, name in enumerate(order):
         if rows[name]:
             yield _name("process_name", pid, name=name)
@@ -202,7 +215,7 @@ def _named(trace: Trace, found: Sequence[Event]) -> Iterator[Event]:
         for row, k in rows[name].items():
             yield _name("thread_name", pid, _tid(pid, k), name="computes" if name == CALLER and row == RUNS else row)
             yield _name("thread_sort_index", pid, _tid(pid, k), sort_index=k)
-    for event in found:
+    for event in made():
         pid = order.index(event["pid"])
         yield {**event, "pid": pid, "tid": _tid(pid, rows[event["pid"]][event["tid"]])}
 

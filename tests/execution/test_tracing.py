@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +143,24 @@ def test_queued_computes_are_recorded_when_they_run(make):
     check_events(list(events(trace)))
     for backend in backends:
         backend.close()
+
+
+def test_saving_takes_no_more_memory_for_more_computes(tmp_path):
+    backends = cpus()
+    chain = Chain(backends)
+    peaks = []
+    with chain.scheduler(backends) as scheduler:
+        for n in (2, 200):
+            trace = traced(chain, scheduler, n)
+            tracemalloc.start()
+            trace.save(tmp_path / "t.json")
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    for backend in backends:
+        backend.close()
+    assert (tmp_path / "t.json").stat().st_size > 200_000
+    assert peaks[1] < peaks[0] + 50_000
+    assert json.loads((tmp_path / "t.json").read_bytes())["otherData"] == {"exact": True, "computes": 200}
 
 
 def test_on_asynchronous_backends_a_step_ends_when_issued_unless_the_trace_is_exact():
