@@ -7,6 +7,7 @@ comes with the package continues a line of Python.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -116,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
                          "--disk, from which weights are fetched")
     if args.disk is not None and not args.fit:
         raise ValueError("--disk says how fast weights can be fetched, for --fit, which is not given")
+    for option, path in (("--trace", args.trace), ("--record-experts", args.record_experts)):
+        _check_writable(option, path)
     with ExitStack() as stack:
         named = _opened(args, stack)
         source = _source(args.model)
@@ -143,6 +146,23 @@ def run(args: argparse.Namespace) -> int:
         if args.chat:
             return _chat(args, model, loaded, sampling)
         return _continue(args, model, loaded, sampling)
+
+
+def _check_writable(option: str, path: str | None) -> None:
+    """OSError for a file that cannot be written, before the run whose recording it is to get.  A file beside it is
+    made and removed, as `replace_file` makes one; pipes and devices are not opened."""
+    if path is None or path.startswith(("/dev/", "/proc/")) or os.path.exists(path) and not os.path.isdir(
+            path) and not os.path.isfile(path):
+        return
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, f"{option}: {os.strerror(errno.EISDIR)}", path)
+    beside = f"{os.path.realpath(path)}.{os.getpid()}.tried"
+    try:
+        with open(beside, "xb"):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, f"{option}: {error.strerror}", path) from None
+    os.unlink(beside)
 
 
 @contextmanager

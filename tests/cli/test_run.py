@@ -162,6 +162,19 @@ def test_statistics_count_the_time_that_the_vocabulary_takes(capsys, monkeypatch
     assert re.search(r"; loaded in 0\S* \w+, its vocabulary in 2\.\S* s\n", err)
 
 
+@pytest.mark.parametrize("option", ["--trace", "--record-experts"])
+def test_a_recording_that_cannot_be_written_is_an_error_before_the_model_is_loaded(model_file, tmp_path, capsys,
+                                                                                   monkeypatch, option):
+    monkeypatch.setattr("ggml_sched.llama.load", lambda *arguments, **options: pytest.fail("loaded"))
+    for path, why in ((tmp_path / "no" / "t.json", "No such file"), (tmp_path, "Is a directory")):
+        assert cli.main(["run", str(model_file), "--tokens", "1", option, str(path)]) == 1
+        said = capsys.readouterr()
+        assert option in said.err and why in said.err and not said.out
+    monkeypatch.undo()
+    run(capsys, model_file, "--tokens", "1", "-n", 1, option, tmp_path / "written")
+    assert {path.name for path in tmp_path.iterdir()} == {"small.gguf", "written"}
+
+
 def test_a_limit_of_the_process_leaves_weights_in_the_file_and_says_what_that_costs(tmp_path, capsys, monkeypatch):
     path = tmp_path / "large.gguf"
     path.write_bytes(random_llama(2, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_ff=1024))
