@@ -67,8 +67,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--turns", action="store_true", help="several models take turns, and share their arenas")
 
 
+def check_model_options(args: argparse.Namespace) -> None:
+    """ValueError for an option that would change nothing: one of models, where all inputs are graph files."""
+    unused = model_options(args)
+    if unused and not model_files(args):
+        raise ValueError(f"{unused[0]} is for model files, and graph files have their own")
+
+
+def model_options(args: argparse.Namespace) -> list[str]:
+    """The options given that say how the graphs of a model file are made."""
+    given = {"--context": args.context != CONTEXT, "--batch": args.batch != BATCH, "--sequences": args.sequences != 1,
+             "--kv-type": args.kv_type != "f16", "--no-flash": args.no_flash}
+    return [option for option, is_given in given.items() if is_given]
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the fit; returns the exit code, which is 1 if nothing fits."""
+    check_model_options(args)
     before = _before(args)
     with ExitStack() as stack:
         devices = devices_of(args, stack)

@@ -18,7 +18,15 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from ggml_sched.cli.devices import add_device_arguments, devices_of
-from ggml_sched.cli.fit import add_model_arguments, answer, longer_than_trained, model_files, refused
+from ggml_sched.cli.fit import (
+    add_model_arguments,
+    answer,
+    check_model_options,
+    longer_than_trained,
+    model_files,
+    model_options,
+    refused,
+)
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning import report
 from ggml_sched.planning.tables import seconds, table
@@ -121,17 +129,20 @@ def _on_devices(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """ValueError for an option that would change nothing: one of configurations with devices, or one of a placement
-    without devices."""
+    """ValueError for an option that would change nothing: one of configurations with devices, one of a placement
+    without devices, or one of model files without such."""
     placed = args.device or args.measure is not None
     unused = {"--backends": tuple(args.backends) != tuple(CONFIGS), "--policy": args.policy != "default",
               "--alignment": args.alignment != ALIGNMENT} if placed else {
         "--link": args.link, "--disk": args.disk, "--reserve": args.reserve, "--pin": args.pin,
         "--goal": args.goal != "decode", "--stream": args.stream, "--turns": args.turns, "--seconds": args.seconds,
-        "--llama-cpp": args.llama_cpp}
+        "--llama-cpp": args.llama_cpp, "--fill": args.fill != 1.0, "--within": args.within != "0.5%",
+        **dict.fromkeys(model_options(args), True)}
     for option, is_given in unused.items():
         if is_given:
             raise ValueError(f"{option} is not for plans {'with' if placed else 'without'} --device or --measure")
+    if placed:
+        check_model_options(args)
 
 
 def _check_drawn(args: argparse.Namespace, count: int) -> None:

@@ -214,6 +214,15 @@ def test_graph_files_are_the_graphs_of_one_model(capsys: pytest.CaptureFixture[s
     assert "256 times 1 token and 512 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("options", [["--context", "7"], ["--batch", "3"], ["--sequences", "2"], ["--kv-type", "q4_0"],
+                                     ["--no-flash"]])
+def test_options_of_model_files_are_errors_for_graph_files(options: list[str],
+                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(next(GRAPHS.glob("*.json.gz"))), "--device", "4090", *options) == 1
+    said = capsys.readouterr()
+    assert f"{options[0]} is for model files" in said.err and not said.out
+
+
 def test_several_model_files_share_the_devices(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, tiny, "--device", "4090", "--device", CPU, "--context", "64", "--json") == 0
     data = json.loads(capsys.readouterr().out)

@@ -162,6 +162,10 @@ def test_what_cannot_be_drawn_is_refused_before_planning(graph_files, capsys, op
     (["--pin", "*=CPU"], "--pin is not for plans without --device or --measure"),
     (["--link", "1GB/s"], "--link is not for plans without --device or --measure"),
     (["--goal", "512+1"], "--goal is not for plans without --device or --measure"),
+    *(([option, *value], f"{option} is not for plans without --device or --measure") for option, *value in (
+        ("--context", "7"), ("--batch", "3"), ("--sequences", "9"), ("--kv-type", "q4_0"), ("--no-flash",),
+        ("--fill", "0.1"), ("--within", "7"))),
+    (["--device", "4090", "--context", "7"], "--context is for model files"),
 ])
 def test_options_that_would_change_nothing_are_errors(graph_files, capsys, options, words):
     assert cli.main(["plan", graph_files[0], *options]) == 1
