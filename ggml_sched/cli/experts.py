@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     if args.slots and min(args.slots) < 1:
         raise ValueError(f"--slots {min(args.slots)}: not a number of slots")
     recording = Routing.load(args.file)
+    if not recording.banks:
+        print(f"{args.file}: the model has no experts")
+        return 0
     total = sum(bank.n_experts for bank in recording.banks)
     least = max((len(visit.used) for visit in recording.visits), default=1)
     profile = (Routing.load(args.profile).profile if args.profile else

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
                               "available": error.available}, indent=1) if args.json else said)
             return 1
         found.verify()
+        explained = {name: found.explain(name) for name in args.explain}
         stocks = stocks_of(found, args) if args.llama_cpp else []
         if args.svg:
             from ggml_sched._files import write_text
@@ -106,15 +107,15 @@ def run(args: argparse.Namespace) -> int:
             if stocks:
                 each = [stock.to_dict() for _, stock in stocks]
                 more["llama_cpp"] = each[0] if len(each) == 1 else each
-            if args.explain:
-                more["explain"] = {name: found.explain(name) for name in args.explain}
+            if explained:
+                more["explain"] = explained
             print(json.dumps({"fits": True} | found.to_dict() | more, indent=1))
             return 0
         print("\n".join([str(found), *longer_than_trained(model_files(args), args.context)]))
         if source_of(found):
             print(source_of(found))
-        for name in args.explain:
-            print(f"\n{found.explain(name)}")
+        for text in explained.values():
+            print(f"\n{text}")
         for name, stock in stocks:
             print(f"\n{stock.describe(name)}")
         if args.svg:
@@ -134,6 +135,8 @@ def _before(args: argparse.Namespace) -> dict[str, Any] | None:
             found: dict[str, Any] = json.load(file)
         except ValueError as error:
             raise FileFormatError(f"{args.before}: no JSON: {error}") from None
+    if isinstance(found, dict) and found.get("fits") is False:
+        raise FileFormatError(f"{args.before}: the answer is that it does not fit: there is nothing to draw")
     if not isinstance(found, dict) or not {"devices", "memory", "graphs", "seconds"} <= found.keys():
         raise FileFormatError(f"{args.before}: no answer that `ggml-sched fit --json` has printed")
     return found

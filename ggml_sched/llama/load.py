@@ -87,7 +87,8 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     `memory`, give `gs.Arenas("wait")`: see there).
     `experts`: the policy by which experts stay in memory where `memory` does not hold all: a value of
     `ggml_sched.experts` or "lfu", "lru", "mixture"; "whole": all experts of a layer are fetched together.
-    `use_mmap=False` copies the weights.  `huge_pages`: weights in a mapped file move to huge pages in parts, one at
+    `use_mmap=False` copies the weights; with a mapping the system ends a process that uses weights of a file which was
+    shortened since (SIGBUS).  `huge_pages`: weights in a mapped file move to huge pages in parts, one at
     each of 32 evaluations after the first, where Linux has the file in small pages and while they are at most a quarter
     of the free memory: tokens take up to a third less time, and these pages are the process's own.  With `memory` they
     stay in the mapping.

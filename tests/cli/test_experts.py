@@ -67,8 +67,9 @@ def test_a_model_without_experts_records_no_layers(tmp_path, capsys):
     path = str(tmp_path / "r")
     assert main(["run", str(tmp_path / "m"), "--tokens", "5", "-n", "1", "--threads", "1",
                  "--record-experts", path]) == 0
-    assert main(["experts", path]) == 0
     capsys.readouterr()
+    assert main(["experts", path]) == 0
+    assert capsys.readouterr().out == f"{path}: the model has no experts\n"
     for n_slots in ("-5", "0"):
         assert main(["experts", path, "--slots", "4", n_slots]) == 1
         assert f"--slots {n_slots}: not a number of slots" in capsys.readouterr().err

@@ -223,6 +223,14 @@ def test_options_of_model_files_are_errors_for_graph_files(options: list[str],
     assert f"{options[0]} is for model files" in said.err and not said.out
 
 
+def test_a_name_that_cannot_be_explained_is_an_error_before_anything_is_printed(
+        tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = tmp_path / "fit.svg"
+    assert run(tiny, "--device", CPU, "--context", "64", "--explain", "nosuch", "--svg", str(drawing)) == 1
+    said = capsys.readouterr()
+    assert "nosuch" in said.err and not said.out and not drawing.exists()
+
+
 def test_several_model_files_share_the_devices(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny, tiny, "--device", "4090", "--device", CPU, "--context", "64", "--json") == 0
     data = json.loads(capsys.readouterr().out)
@@ -327,7 +335,7 @@ def test_an_answer_is_drawn_above_another(tiny: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("text, why", [
     ("{", "no JSON"), ("[]", "no answer that `ggml-sched fit --json` has printed"),
-    ('{"fits": false}', "no answer that `ggml-sched fit --json` has printed"),
+    ('{"fits": false}', "the answer is that it does not fit: there is nothing to draw"),
     ('{"devices": [], "memory": [{}], "graphs": [], "seconds": 1}', "not what Fit.to_dict returns: KeyError: 'device'"),
     ('{"devices": [], "memory": [], "graphs": [], "seconds": NaN}', "nan is no number from 0 on")])
 def test_a_file_without_an_answer_is_refused(tiny: str, tmp_path: Path, text: str, why: str,
