@@ -100,6 +100,25 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """OSError, with `path`, where `replace_file` could not write.  A file that is not there is made and removed; an
+    existing one, a pipe or a device is not opened."""
+    given, path = path, os.fspath(path)
+    try:
+        if _descriptor(path) is not None:
+            return
+        path = os.path.realpath(path)
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.unlink(path)
+        elif not os.access(path, os.W_OK) and not os.access(os.path.dirname(path), os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, given) from None
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, as `replace_file` does."""
     replace_file(path, [text.encode()])

@@ -7,7 +7,6 @@ comes with the package continues a line of Python.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import time
@@ -149,20 +148,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_writable(option: str, path: str | None) -> None:
-    """OSError for a file that cannot be written, before the run whose recording it is to get.  A file beside it is
-    made and removed, as `replace_file` makes one; pipes and devices are not opened."""
-    if path is None or path.startswith(("/dev/", "/proc/")) or os.path.exists(path) and not os.path.isdir(
-            path) and not os.path.isfile(path):
+    """OSError for a file that cannot be written, before the run whose recording it is to get."""
+    from ggml_sched._files import check_writable
+
+    if path is None:
         return
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, f"{option}: {os.strerror(errno.EISDIR)}", path)
-    beside = f"{os.path.realpath(path)}.{os.getpid()}.tried"
     try:
-        with open(beside, "xb"):
-            pass
+        check_writable(path)
     except OSError as error:
         raise OSError(error.errno, f"{option}: {error.strerror}", path) from None
-    os.unlink(beside)
 
 
 @contextmanager

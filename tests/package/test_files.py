@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ggml_sched._files import read_up_to, replace_file, write_all, write_text
+from ggml_sched._files import check_writable, read_up_to, replace_file, write_all, write_text
 
 
 def test_a_file_is_replaced_when_its_last_part_is_written(tmp_path):
@@ -143,6 +143,21 @@ def test_a_writable_file_that_cannot_be_replaced_is_written_to(tmp_path, monkeyp
             write_text(tmp_path / "other.json", "new")
         assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "other.json"))
         assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_whether_a_file_can_be_written_is_known_before_and_changes_nothing(tmp_path):
+    (tmp_path / "old").write_text("old")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    for name in ("old", "new", "pipe", "link", "y" * 255):
+        check_writable(tmp_path / name)
+    check_writable("/dev/stdout")
+    for path, number in ((tmp_path, errno.EISDIR), (tmp_path / "no" / "t", errno.ENOENT),
+                         (tmp_path / ("y" * 256), errno.ENAMETOOLONG)):
+        with pytest.raises(OSError) as caught:
+            check_writable(path)
+        assert (caught.value.errno, caught.value.filename) == (number, path)
+    assert {*os.listdir(tmp_path)} == {"old", "pipe", "link"} and (tmp_path / "old").read_text() == "old"
 
 
 def test_a_pipe_is_written_to_and_stays(tmp_path):
