@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Iterable
@@ -85,7 +84,9 @@ def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], part
         except OSError as error:
             if old is None or error.errno not in NO_REPLACEMENT:
                 raise
-            shutil.copyfile(unfinished, path)
+            from shutil import copyfile  # here: it is seldom needed, and slow to import
+
+            copyfile(unfinished, path)
             os.unlink(unfinished)
     except BaseException as error:
         with suppress(OSError):

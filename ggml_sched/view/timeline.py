@@ -206,8 +206,9 @@ def _named(trace: Trace, made: Callable[[], Iterable[Event]]) -> Iterator[Event]
     order = [CALLER, *(backend.name for backend in trace.backends), SOURCES]
     used: dict[tuple[str, str], None] = dict.fromkeys((event["pid"], event["tid"]) for event in made())
     rows: dict[str, dict[str, int]] = {name: {} for name in order}
-    for pid, row in (*((pid, row) for row in (RUNS, WAITS, NODES) for pid in order if (pid, row) in used), *used):
-        rows[pid].setdefault(row, len(rows[pid]) + 1)
+    first = [(name, row) for row in (RUNS, WAITS, NODES) for name in order if (name, row) in used]
+    for name, row in (*first, *used):
+        rows[name].setdefault(row, len(rows[name]) + 1)
     for pid, name in enumerate(order):
         if rows[name]:
             yield _name("process_name", pid, name=name)
