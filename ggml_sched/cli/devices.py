@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ggml_sched import Backend, Device, Link
     from ggml_sched.placement.devices import LinkLike
 
-__all__ = ["add_device_arguments", "devices_of", "link_of", "measured", "pins_of", "with_disk"]
+__all__ = ["add_device_arguments", "devices_of", "link_of", "measure_apart", "measured", "pins_of", "with_disk"]
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +78,34 @@ def measured(backends: Sequence[Backend]) -> tuple[tuple[Device, ...], dict[tupl
         if issubclass(warning.category, NotKept):
             print("ggml-sched:", warning.message, file=sys.stderr, flush=True)
     return found
+
+
+def measure_apart(backends: Sequence[Backend], names: Sequence[str], threads: int | None) -> None:
+    """Measure local backends in a process of its own, if the file of devices does not have all of them: to measure
+    takes hundreds of MiB, which would exceed a limit of this process.  Where that fails, or the file cannot be written,
+    `measured` measures them in this process.  `names`: those of `named_backends`, none for the default backend."""
+    import subprocess
+
+    from ggml_sched.errors import FileFormatError
+    from ggml_sched.placement.measured import default_path, load_devices
+
+    try:
+        known = {device.name for device in load_devices(default_path())[0]}
+    except (OSError, FileFormatError):
+        known = set()
+    if not known >= {backend.name for backend in backends if backend.worker is None}:
+        code = "import sys; from ggml_sched.cli.devices import measure_named as run; run(*sys.argv[1:])"
+        subprocess.run([sys.executable, "-c", code, str(threads or ""), *names], capture_output=True, check=False)
+
+
+def measure_named(threads: str, *names: str) -> None:
+    """What the process of `measure_apart` does."""
+    from ggml_sched.llama.defaults import default_backend, named_backends
+
+    n_threads = int(threads) if threads else None
+    with ExitStack() as stack:
+        opened = named_backends(names, n_threads) if names else [default_backend(n_threads)]
+        measured([stack.enter_context(backend) for backend in opened])
 
 
 def link_of(args: argparse.Namespace) -> LinkLike:

@@ -227,7 +227,7 @@ def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
 
     if not args.backend:
         return [stack.enter_context(default_backend(args.threads))]
-    local = named_backends([name for name in args.backend if not _is_remote(name)], args.threads)
+    local = named_backends([name for name in args.backend or () if not _is_remote(name)], args.threads)
     opened = iter([stack.enter_context(backend) for backend in local])
     found: list[Backend] = []
     n_workers = 0
@@ -256,7 +256,7 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     """The placement of the model on the measured backends.  Prints to standard error whether the model fits, and a line
     if the context is longer than the model was trained with."""
     from ggml_sched import fit
-    from ggml_sched.cli.devices import measured, with_disk
+    from ggml_sched.cli.devices import measure_apart, measured, with_disk
     from ggml_sched.cli.fit import longer_than_trained
     from ggml_sched.llama import model_graphs
     from ggml_sched.placement.report import verdict
@@ -264,6 +264,8 @@ def _fitted(args: argparse.Namespace, source: str, backends: Sequence[Backend]) 
     flash = False if args.no_flash else None
     n_ctx = args.n_ctx or min(FIT_CONTEXT, model_graphs(source, 0, 1, kv_type=args.kv_type)[0].meta["n_ctx"])
     graphs = model_graphs(source, n_ctx, args.n_batch or N_BATCH, kv_type=args.kv_type, flash=flash, backends=backends)
+    if args.memory is not None:
+        measure_apart(backends, [name for name in args.backend or () if not _is_remote(name)], args.threads)
     devices, links = measured(backends)
     devices = with_disk(devices, args.disk)
 

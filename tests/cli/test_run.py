@@ -511,6 +511,18 @@ def test_a_fit_over_workers_alone_has_this_process_as_host(capsys, tmp_path, mon
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_limit_of_the_process_is_not_spent_on_measuring(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(measured, "measure", lambda *arguments, **options: pytest.fail("measured in this process"))
+    monkeypatch.setattr("ggml_sched.llama.process_budget", lambda limit, n_vocab, n_nodes: 64 << 20)
+    options = ["--backend", "cpu", "--fit", "--memory", "64MiB", "--disk", "2GB/s", "--threads", "1", "-n", "4"]
+    first = run(capsys, *options)
+    kept, _ = measured.load_devices(measured.default_path())
+    assert [device.name for device in kept] == ["CPU"]
+    monkeypatch.setattr("subprocess.run", lambda *arguments, **options: pytest.fail("measured again"))
+    assert run(capsys, *options)[0] == first[0]
+
+
 @pytest.mark.parametrize("name, options", [
     ("ray:2", None), ("ray:2:cuda", {"num_gpus": 1}), ("ray:2:cuda:1", None), ("processes:2:cuda", None)])
 def test_a_worker_of_ray_has_a_gpu_of_its_own(monkeypatch, name, options):
