@@ -15,6 +15,10 @@ from ggml_sched.core.plan.plan_values cimport values_of_plan
 from ggml_sched.core.graph.types import op_numbers
 
 
+cdef extern from "Python.h":
+    int PyGC_Enable() noexcept
+    int PyGC_Disable() noexcept
+
 cdef extern from "counters.h":
     int GH_N_COUNTS
     long long gh_counters[]
@@ -177,16 +181,26 @@ cdef list _of_plan_caches(gh_visit visit):
 
 
 cdef list _of_plan_caches_into(gh_visit visit, list found):
+    """`_of_plan_caches`, for a list that is given.
+
+    The garbage collector is held off while a cache is locked: objects that a visit makes can start it, and it may free
+    a client's context, whose cache this thread would then lock again to release it, and wait for ever.  A visit keeps
+    the GIL, so that no other thread sees or changes the collector's state meanwhile.
+    """
     cdef gh_plan_cache *c
     cdef int n = 0, at = 0
+    cdef bint collects
     while True:
         with nogil:
             c = gh_plan_cache_lock(at, &n)
         if c != NULL:
+            collects = PyGC_Disable()
             try:
                 visit(c, found)
             finally:
                 gh_plan_cache_unlock(c)
+                if collects:
+                    PyGC_Enable()
         at += 1
         if at >= n:
             return found

@@ -268,3 +268,33 @@ print(next(line for line in log if "compute buffer" in line and "matches" in lin
     (stock,) = run(code, GGML_SCHED="off", MODEL=model).split()
     total, _ = run(code, GGML_SCHED=level, MODEL=model).split()
     assert total == stock
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_context_that_is_garbage_may_be_freed_while_plans_are_read(level, collects):
+    run(f"""
+import faulthandler, gc, os
+faulthandler.dump_traceback_later(20, exit=True)
+import ggml_sched.llama_cpp as hooked
+from llama_cpp import Llama
+class Owner:
+    pass
+def garbage():
+    model = Llama(os.environ["MODEL"], n_ctx=64, n_batch=32, verbose=False)
+    hooked.plans()
+    gc.collect()
+    owner = Owner()
+    owner.itself, owner.model = owner, model
+gc.disable()
+garbage()
+gc.set_threshold(50, 1000, 1000)
+if {collects}:
+    gc.enable()
+assert len(hooked.plans()) == 1
+assert gc.isenabled() == {collects}
+gc.enable()
+gc.collect()
+assert hooked.plans() == () and hooked.compute_buffers() == {{}}
+""", GGML_SCHED=level, MODEL=str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf"))
