@@ -32,6 +32,8 @@ ALIGNMENT = 128
 """Bytes: every address of a tensor on an imitated device is a multiple of them, as with CUDA."""
 ERROR, WARNING = 4, 3
 """llama.cpp's levels of messages."""
+VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+"""Ops of nodes that compute nothing."""
 LAST_WORDS = 600
 """The most characters of llama.cpp's messages that an error repeats: the last ones."""
 
@@ -302,9 +304,25 @@ def _graph(values: dict[str, Any], path: str, settings: Mapping[str, object], fo
     """A graph of llama.cpp's, whose weights and caches are marked as residents."""
     for key, usage in values.pop("residents").items():
         values["tensors"][int(key)]["resident"] = "weight" if usage == "weights" else "kv"
+    _drop_keepers(values)
     tokens = next((tensor["ne"][0] for tensor in values["tensors"] if tensor["name"] == "inp_tokens"), 0)
     values["meta"] = {"model": os.path.basename(path), "source": f"llama-cpp-python {found['version']}",
                       "n_ctx": found["n_ctx"], "n_tokens": tokens, "n_seqs": found["n_seq"],
                       "n_layer": found["n_layer"],
                       "flash_attn": any(tensor["op"] == "FLASH_ATTN_EXT" for tensor in values["tensors"])}
     return graph_from_dict(values, where=path)
+
+
+def _drop_keepers(values: dict[str, Any]) -> None:
+    """Remove the hook's keepers: nodes without elements, which no backend supports.  They keep the memory of leafs that
+    no node reads (graph_reader.c), and come last among the tensors.  The next node that computes, or the last one,
+    keeps these leafs instead."""
+    tensors, nodes = values["tensors"], values["nodes"]
+    keepers = {i for i in nodes if tensors[i]["op"] == "CUSTOM" and not tensors[i]["name"] and not tensors[i]["ne"][0]}
+    computing = [(at, i) for at, i in enumerate(nodes) if i not in keepers and tensors[i]["op"] not in VIEWS]
+    for at, i in enumerate(nodes):
+        if i in keepers and computing:
+            by = next((node for position, node in computing if position > at), computing[-1][1])
+            tensors[by].setdefault("deps", []).extend(tensors[i]["src"])
+    values["nodes"] = [i for i in nodes if i not in keepers]
+    del tensors[min(keepers, default=len(tensors)):]

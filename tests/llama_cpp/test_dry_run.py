@@ -153,6 +153,19 @@ def test_graphs_are_planned_like_others(dry_run):
     assert gs.Scheduler([dry]).plan(placed).buffer_sizes[0] == run.memory("sched")["CPU"].compute
 
 
+def test_backends_that_compute_support_all_nodes(dry_run):
+    """The hook's nodes that keep the memory of unread leafs, which no backend computes, are not in the graphs."""
+    import ggml_sched as gs
+    from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+
+    run = dry_run(TINY, use_extra_bufts=False, **SMALL)
+    cpu = gs.CpuBackend()
+    placed = graph_from_dict(graph_to_dict(run.prompt), lambda t: cpu)
+    with gs.Scheduler([cpu]) as scheduler:
+        assert scheduler.plan(placed).buffer_sizes[0] >= run.memory("sched")["CPU"].compute
+    assert gs.fit(run.graphs, [gs.measure(gs.CpuBackend())])
+
+
 @pytest.mark.parametrize(("settings", "message", "status"), [
     ({"type_v": "q8_0"}, "requires flash_attn", 1),
     ({"type_k": 200}, "GGML_ASSERT(type >= 0", -6),
