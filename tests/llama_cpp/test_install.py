@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
+from ggml_sched.llama.synthetic import random_model
+
 ROOT = Path(__file__).resolve().parents[2]
 needs_ggml = pytest.mark.skipif(importlib.util.find_spec("ggml") is None, reason="needs ggml-python")
 needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs llama-cpp-python")
@@ -298,3 +300,28 @@ gc.enable()
 gc.collect()
 assert hooked.plans() == () and hooked.compute_buffers() == {{}}
 """, GGML_SCHED=level, MODEL=str(ROOT / "tests/data/models/tiny-llama-q4_0.gguf"))
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("level", ["alloc", "sched"])
+def test_the_reason_of_a_refusal_is_logged(level, tmp_path):
+    """Heads of 80 elements, which are no whole number of blocks of 32."""
+    path = tmp_path / "heads.gguf"
+    path.write_bytes(random_model("phi2", metadata={"embedding_length": 160, "attention.head_count": 2,
+                                                    "attention.head_count_kv": 2, "rope.dimension_count": 32}))
+    printed = run("""
+import os
+import ggml_sched.llama_cpp as hooked
+import llama_cpp
+log = []
+keep = llama_cpp.llama_log_callback(lambda level, text, data: log.append((level, text.decode(errors="replace"))))
+llama_cpp.llama_log_set(keep, None)
+model = llama_cpp.llama_model_load_from_file(os.environ["MODEL"].encode(), llama_cpp.llama_model_default_params())
+params = llama_cpp.llama_context_default_params()
+params.n_ctx, params.type_k, params.flash_attn_type = 64, llama_cpp.GGML_TYPE_Q8_0, 0
+assert not llama_cpp.llama_init_from_model(model, params)
+assert (4, f"ggml_sched: {hooked.last_error()}\\n") in log, log
+print(hooked.last_error())
+llama_cpp.llama_model_free(model)
+""", GGML_SCHED=level, MODEL=str(path))
+    assert "(VIEW): layout.ne[0] = 80 is no whole number of blocks" in printed

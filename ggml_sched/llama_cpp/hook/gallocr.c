@@ -261,7 +261,7 @@ static bool reserve(gh_gallocr *a, void *graph, const int *node_ids, const int *
     done = take_ids(a, graph, node_ids, leaf_ids)
         && gh_plan_cache_get_backed(a->cache, graph, GH_PIN | GH_REUSE, NULL, NULL, &error) != NULL;
     pthread_mutex_unlock(&a->cache->lock);
-    return done || gh_failed(&error);
+    return done || gh_log_failure(a->lib, &error);
 }
 
 /* Bytes that are held for a buffer id.  Those of an arena that several buffer ids share are reported for the first of
@@ -333,7 +333,7 @@ GH_EXPORT void ggml_gallocr_reserve_n_size(gh_gallocr *a, void *graph, const int
     }
     pthread_mutex_unlock(&a->cache->lock);
     if (e == NULL) {
-        gh_failed(&error);
+        gh_log_failure(a->lib, &error);
     }
 }
 
@@ -365,7 +365,7 @@ static bool alloc_graph(gh_gallocr *a, void *graph)
     e = has_one_type ? gh_plan_cache_get_backed(a->cache, graph, GH_REUSE | GH_HINTS, &placed, NULL, &error)
                      : gh_plan_cache_get(a->cache, graph, GH_REUSE | GH_HINTS, &placed, &error);
     if (e == NULL) {
-        return gh_failed(&error);
+        return gh_log_failure(a->lib, &error);
     }
     if (!placed && !has_one_type && !gh_pools_fit(a->cache, e->plan)) {
         return request_reserve();

@@ -346,3 +346,15 @@ gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags
         flags &= ~GH_HINTS;
     }
 }
+
+bool gh_log_failure(const gh_ggml *lib, gs_error *error)
+{
+    if (error->message[0] == 0) {
+        const char *name = gh_api->status_name(error->status);
+        snprintf(error->message, sizeof error->message, "%s", name != NULL ? name : "no plan");
+    }
+    if (lib->log_internal != NULL) {
+        lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
+    }
+    return gh_failed(error);
+}

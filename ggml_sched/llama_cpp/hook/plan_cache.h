@@ -251,6 +251,9 @@ gh_plan_entry *gh_plan_cache_get(gh_plan_cache *c, void *graph, int flags, bool 
 gh_plan_entry *gh_plan_cache_get_backed(gh_plan_cache *c, void *graph, int flags, bool *placed,
                                         void (*wait)(void *owner), gs_error *error);
 
+/* Store a failure of a graph (gh_failed), and let the client's library log it; returns false. */
+bool gh_log_failure(const gh_ggml *lib, gs_error *error);
+
 /* The entry that the present owner of the cache used last; NULL: none. */
 gh_plan_entry *gh_plan_cache_last(const gh_plan_cache *c);
 

@@ -201,18 +201,6 @@ static void wait_for_all(void *owner)
     gh_synchronize(owner);
 }
 
-static void log_failure(const gh_sched *s, gs_error *error)
-{
-    if (error->message[0] == 0) {
-        const char *name = gh_api->status_name(error->status);
-        snprintf(error->message, sizeof error->message, "%s", name != NULL ? name : "no plan");
-    }
-    gh_failed(error);
-    if (s->lib->log_internal != NULL) {
-        s->lib->log_internal(GH_LOG_ERROR, "ggml_sched: %s\n", error->message);
-    }
-}
-
 /* The entry of a graph, with a plan.  `grows`: also grow the buffers to what the plan needs.  NULL: last_error() has
  * the reason. */
 static gh_plan_entry *get_entry(gh_sched *s, void *graph, int flags, bool grows)
@@ -231,7 +219,7 @@ static gh_plan_entry *get_entry(gh_sched *s, void *graph, int flags, bool grows)
     if (e != NULL) {
         s->n_splits = e->plan->n_splits;
     } else {
-        log_failure(s, &error);
+        gh_log_failure(s->lib, &error);
     }
     return e;
 }
