@@ -135,10 +135,14 @@ class Opened:
                     graphs.append(library.last_planned()[-1])
 
             library.measure(measured)
+            failed = library.served()["failed"]
             ctx = api.llama_init_from_model(self.model, params)
             library.measure(None)
             if not ctx:
                 raise SystemExit("llama.cpp did not open a context")
+            # llama.cpp opens a context also where a graph was refused, and then there is nothing measured.
+            if library.served()["failed"] != failed:
+                raise SystemExit(f"a graph was refused at level {level}: {library.last_error()}")
             levels[level] = most
             if level == "sched":
                 found |= {"graphs": graphs, "n_ctx": api.llama_n_ctx(ctx), "n_ubatch": api.llama_n_ubatch(ctx),

@@ -185,6 +185,17 @@ def test_what_llama_cpp_refuses_or_aborts_on_is_an_error_with_its_words(settings
     assert (str(copied), copied.message, copied.status) == (str(caught.value), caught.value.message, status)
 
 
+def test_a_graph_that_the_planner_refuses_is_an_error_with_its_reason(dry_run, tmp_path):
+    """Heads of 80 elements, which are no whole number of blocks of 32."""
+    from ggml_sched.llama_cpp import DryRunError
+
+    path = tmp_path / "heads.gguf"
+    path.write_bytes(random_model("phi2", metadata={"embedding_length": 160, "attention.head_count": 2,
+                                                    "attention.head_count_kv": 2, "rope.dimension_count": 32}))
+    with pytest.raises(DryRunError, match=r"\(VIEW\): layout.ne\[0\] = 80 is no whole number of blocks"):
+        dry_run(path, n_ctx=64, type_k="q8_0")
+
+
 @pytest.mark.parametrize("settings", [
     {"tensor_split": [1] * 16}, {"override_tensor": {f"x{i}": "CPU" for i in range(4095)}}], ids=["split", "overrides"])
 def test_as_many_parts_and_overrides_as_llama_cpp_takes_are_taken(settings, dry_run):
