@@ -17,8 +17,11 @@ def overriding(override_tensor: Mapping[str, str], devices: Sequence[str] = ()) 
 
     `override_tensor`: {regular expression: name of a device}; the first that matches a tensor's name counts.
     `devices`: the devices to use, in this order, as with `--device`; (): all.  Names are llama.cpp's: "CPU", "CUDA0".
-    Other threads must not open models meanwhile.  ValueError for a name that no device has.
+    Other threads must not open models meanwhile.  ValueError for a name that no device has, TypeError for `devices`
+    that are one text.
     """
+    if isinstance(devices, str):
+        raise TypeError(f"devices={devices!r} is one text and no sequence of names")
     import llama_cpp.llama_cpp as api
 
     handles = {name: _device(Path(api.__file__).parent / "lib", name) for name in {*override_tensor.values(), *devices}}

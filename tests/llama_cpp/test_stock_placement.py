@@ -83,3 +83,10 @@ assert api.llama_model_default_params is before
 print("done")
 """
     assert run_python("-c", code, GGML_SCHED="off", PATH=os.environ["PATH"]).stdout == "done\n"
+
+
+def test_one_text_is_no_sequence_of_devices():
+    from ggml_sched.llama_cpp import overriding
+
+    with pytest.raises(TypeError, match="devices='CPU' is one text"), overriding({}, "CPU"):
+        pass
