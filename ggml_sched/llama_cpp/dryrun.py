@@ -171,7 +171,7 @@ class DryRun:
         return f"{self.path}: bytes with llama-cpp-python {self.version}\n\n{table(rows, underlined=True)}"
 
 
-def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = None, pipeline: bool = False,
+def dry_run(path: str | bytes | os.PathLike[Any], *, devices: Iterable[object] | None = None, pipeline: bool = False,
             deadline: float = 60.0, **settings: object) -> DryRun:
     """Let llama.cpp open a model without its weights, and return what it would allocate and compute.
 
@@ -185,17 +185,18 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
     which the process of the dry run is killed.
 
     Raises DryRunError with llama.cpp's last message if it refuses, aborts or exceeds the deadline; TypeError and
-    ValueError for settings that it does not have; FileNotFoundError without the file.
+    ValueError for settings that it does not have, or whose fields do not hold the value; FileNotFoundError without the
+    file.
     """
     given = check_settings(settings)
     if not 0 < deadline < 86400:
         raise ValueError(f"deadline={deadline!r} is not between 0 and 86400 seconds")
-    path = os.path.abspath(os.fspath(path))
+    path = os.path.abspath(os.fsdecode(path))
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such file")
     with tempfile.TemporaryDirectory(prefix="ggml-sched-") as folder:
         job = {"path": path, "settings": given, "devices": None if devices is None else _described(devices),
-               "pipeline": bool(pipeline), "deadline": deadline, "log": os.path.join(folder, "log"),
+               "pipeline": bool(pipeline), "deadline": float(deadline), "log": os.path.join(folder, "log"),
                "result": os.path.join(folder, "result.json")}
         Path(folder, "job.json").write_text(json.dumps(job), encoding="utf-8")
         if not sys.executable:
@@ -207,7 +208,7 @@ def dry_run(path: str | os.PathLike[str], *, devices: Iterable[object] | None = 
     return _made(path, given, found)
 
 
-def compute_of(path: str | os.PathLike[str], **settings: object) -> Callable[[Any], dict[str, int]]:
+def compute_of(path: str | bytes | os.PathLike[Any], **settings: object) -> Callable[[Any], dict[str, int]]:
     """A function that returns, for a `Stock`, {device: bytes of its compute buffers} of an unmodified llama.cpp.  Given
     it as argument `compute`, `Fit.llama_cpp` keeps the budgets to the byte.
 
@@ -222,23 +223,36 @@ def compute_of(path: str | os.PathLike[str], **settings: object) -> Callable[[An
 
 def _described(devices: Iterable[object]) -> list[tuple[str, int, int]]:
     """(name, bytes, alignment) of each device that is to be imitated."""
+    if isinstance(devices, (str, bytes)):
+        raise TypeError(f"devices={devices!r} is one text and no list of devices")
     made: list[tuple[str, int, int]] = []
     for device in devices:
         if isinstance(device, str):
             made.append((device, 1 << 40, ALIGNMENT))
-        elif isinstance(device, Sequence) and len(device) == 2:
-            made.append((str(device[0]), int(device[1]), ALIGNMENT))
+        elif isinstance(device, Sequence) and len(device) == 2 and isinstance(device[0], str):
+            made.append((device[0], _memory_of(device[0], device[1]), ALIGNMENT))
         elif hasattr(device, "memory") and hasattr(device, "host"):
             if not device.host:
-                made.append((str(device.name), int(device.memory), ALIGNMENT))  # type: ignore[attr-defined]
+                made.append((str(device.name), _memory_of(device.name, device.memory), ALIGNMENT))  # type: ignore[attr-defined]
         else:
             raise TypeError(f"devices: {device!r} is not a name, a pair of name and bytes, or a Device")
     names = [name for name, *_ in made]
     if len({*names, "CPU"}) <= len(names) or "" in names:
         raise ValueError(f"devices: names are different, not empty and not 'CPU': {', '.join(names)}")
+    if any("\0" in name for name in names):
+        raise ValueError(f"devices: a name has a zero byte: {names!r}")
     if len(made) > 15:
         raise ValueError(f"{len(made)} devices: ggml's scheduler takes 15 at most beside the CPU")
     return made
+
+
+def _memory_of(name: str, memory: Any) -> int:
+    """The bytes of a device, checked."""
+    if isinstance(memory, (str, bytes, bool)):
+        raise TypeError(f"devices: {name!r} has memory={memory!r}, which is no number of bytes")
+    if not 0 <= memory < 1 << 64:
+        raise ValueError(f"devices: {name!r} has memory={memory!r}, which is no number of bytes in 64 bits")
+    return int(memory)
 
 
 def _start(folder: str, deadline: float) -> tuple[int | None, str]:

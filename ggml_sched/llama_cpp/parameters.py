@@ -8,7 +8,8 @@ of its field in llama.cpp's struct.  This module does not import llama_cpp: `Par
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -29,15 +30,26 @@ CONTEXT = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_outp
            "offload_kqv", "op_offload", "swa_full", "kv_unified", "flash_attn", "n_rs_seq")
 """Settings of a context.  `flash_attn`: True, False, or "auto", which leaves it to llama.cpp; `type_k` and `type_v`:
 names such as "q8_0", or ggml's numbers."""
+SIGNED = ("n_gpu_layers", "main_gpu", "split_mode", "rope_scaling_type", "pooling_type", "attention_type")
+"""Settings whose fields are signed integers of 32 bits; `split_mode` may be a name."""
+UNSIGNED = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_outputs_max_per_seq", "yarn_orig_ctx",
+            "n_rs_seq")
+"""Settings whose fields are unsigned integers of 32 bits."""
+POSITIVE = ("n_batch", "n_ubatch", "n_seq_max")
+FLOATS = ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast",
+          "yarn_beta_slow")
+FLAGS = ("use_mmap", "use_mlock", "use_extra_bufts", "no_host", "load_mtp", "embedding", "offload_kqv", "op_offload",
+         "swa_full", "kv_unified")
 WITHOUT_EFFECT = ("n_threads", "n_threads_batch", "seed", "verbose", "no_perf", "last_n_tokens_size", "chat_format",
                   "numa", "logits_all")
 """Arguments of `Llama` that change no size of a buffer; `check_settings` leaves them out."""
 
 
 def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings with defaults and without those that have no effect.
+    """The settings with defaults and without those that have no effect, as plain values, which JSON has.
 
-    TypeError for an unknown name, ValueError for a value that is not allowed.
+    TypeError for an unknown name and for a value of another type, ValueError for a value that is not allowed or that
+    llama.cpp's field does not hold.
     """
     known = {*MODEL, *CONTEXT, *WITHOUT_EFFECT}
     for name in settings:
@@ -46,29 +58,86 @@ def check_settings(settings: Mapping[str, object]) -> dict[str, object]:
                             f"{', '.join(sorted({*MODEL, *CONTEXT}))}")
     kept = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT and value is not None}
     found = {**DEFAULTS, **kept}
-    mode = found.get("split_mode")
-    if isinstance(mode, str) and mode not in SPLIT_MODES:
-        raise ValueError(f"split_mode={mode!r} is not one of {', '.join(SPLIT_MODES)}")
-    if found["flash_attn"] not in (True, False, "auto"):
-        raise ValueError(f"flash_attn={found['flash_attn']!r} is not True, False or 'auto'")
-    for name in ("type_k", "type_v"):
-        if name in found:
-            found[name] = _number_of(name, found[name])
-    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max"):
-        value = found.get(name, 1)
-        if not isinstance(value, int) or value < (0 if name == "n_ctx" else 1):
-            raise ValueError(f"{name}={value!r} is not a positive whole number")
+    for name, value in found.items():
+        found[name] = _checked(name, value)
     return found
+
+
+def _checked(name: str, value: Any) -> object:
+    """The plain value of a setting."""
+    if name == "split_mode" and isinstance(value, str):
+        if value not in SPLIT_MODES:
+            raise ValueError(f"split_mode={value!r} is not one of {', '.join(SPLIT_MODES)}")
+        return str(value)
+    if name in ("type_k", "type_v"):
+        return _number_of(name, value)
+    if name in SIGNED:
+        return _whole(name, value, -1 << 31, (1 << 31) - 1)
+    if name in UNSIGNED:
+        return _whole(name, value, int(name in POSITIVE), (1 << 32) - 1)
+    if name in FLOATS:
+        return _number(name, value)
+    if name == "flash_attn":
+        return "auto" if isinstance(value, str) and value == "auto" else _flag(name, value, "True, False or 'auto'")
+    if name in FLAGS:
+        return _flag(name, value, "True or False")
+    if name == "tensor_split":
+        if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+            raise TypeError(f"tensor_split={value!r} is no sequence of numbers")
+        return [_number(name, part) for part in value]
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name}={value!r} is no dict whose keys are texts")
+    if name == "kv_overrides":
+        return {key: _metadata_of(key, one) for key, one in value.items()}
+    if not all(isinstance(one, str) for one in value.values()):
+        raise TypeError(f"{name}={value!r}: a name of a device or buffer type is a text")
+    return dict(value)
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    """A whole number: whatever has `__index__`, except bools."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r} is not a whole number")
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise ValueError(f"{name}={value!r} is not between {least} and {most}")
+    return number
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r} is not a number")
+    return float(value)
+
+
+def _flag(name: str, value: Any, expected: str) -> bool:
+    """A bool, also NumPy's, or 0 or 1."""
+    if isinstance(value, (str, bytes)) or not (hasattr(value, "__bool__") and not hasattr(value, "__len__")):
+        raise TypeError(f"{name}={value!r} is not {expected}")
+    if value not in (0, 1):
+        raise ValueError(f"{name}={value!r} is not {expected}")
+    return bool(value)
+
+
+def _metadata_of(key: str, value: Any) -> object:
+    """A value of a model's metadata: a bool, an integer of 64 bits, a float or a text."""
+    if isinstance(value, (str, bool)):
+        return value
+    if hasattr(value, "__index__"):
+        return _whole(f"kv_overrides: {key!r}", value, -1 << 63, (1 << 63) - 1)
+    if type(value).__name__ in ("bool", "bool_"):       # NumPy's
+        return bool(value)
+    return _number(f"kv_overrides: {key!r}", value)
 
 
 def _number_of(name: str, kind: object) -> int:
     """ggml's number of a type."""
     numbers = {str(known): int(known) for known in Type}
-    if isinstance(kind, str) and kind in numbers:
+    if isinstance(kind, str):
+        if kind not in numbers:
+            raise ValueError(f"{name}={kind!r} is not one of the types {', '.join(numbers)}")
         return numbers[kind]
-    if isinstance(kind, int) and not isinstance(kind, bool):
-        return int(kind)
-    raise ValueError(f"{name}={kind!r} is not one of the types {', '.join(numbers)}")
+    return _whole(name, kind, 0, (1 << 31) - 1)
 
 
 class Parameters:

@@ -233,11 +233,33 @@ def test_the_deadline_ends_llama_cpp(dry_run):
     ({"type_k": "q9"}, ValueError, "type_k='q9'"), ({"n_ubatch": 0}, ValueError, "n_ubatch=0"),
     ({"deadline": 0}, ValueError, "deadline=0"), ({"devices": [3]}, TypeError, "devices: 3"),
     ({"devices": ["A", "A"]}, ValueError, "A, A"), ({"devices": ["CPU"]}, ValueError, "not 'CPU'"),
-    ({"devices": [f"D{i}" for i in range(16)]}, ValueError, "16 devices")])
+    ({"devices": [f"D{i}" for i in range(16)]}, ValueError, "16 devices"),
+    ({"devices": "CUDA0"}, TypeError, "devices='CUDA0' is one text"),
+    ({"devices": [("A", -5)]}, ValueError, "'A' has memory=-5"), ({"devices": [("A", 1 << 64)]}, ValueError, "64 bits"),
+    ({"devices": [("A", "8G")]}, TypeError, "'A' has memory='8G'"), ({"devices": [(3, 4)]}, TypeError, r"\(3, 4\)"),
+    ({"devices": ["a\0b"]}, ValueError, "a name has a zero byte"),
+    *(({name: 1 << 32}, ValueError, f"{name}=4294967296 is not between")
+      for name in ("n_ctx", "n_batch", "n_seq_max", "n_gpu_layers", "main_gpu", "yarn_orig_ctx", "pooling_type")),
+    *(({name: value}, TypeError, f"{name}=.* is not a whole number")
+      for name in ("n_ctx", "n_gpu_layers", "type_k") for value in (True, 1.5, np.float32(2))),
+    ({"type_v": -1}, ValueError, "type_v=-1"), ({"use_mmap": "no"}, TypeError, "use_mmap='no'"),
+    ({"flash_attn": [1]}, TypeError, r"flash_attn=\[1\]"), ({"tensor_split": 1.0}, TypeError, "tensor_split=1.0"),
+    ({"kv_overrides": [1]}, TypeError, "kv_overrides"), ({"kv_overrides": {"a": []}}, TypeError, "'a'=.* not a number"),
+    ({"override_tensor": {3: "CPU"}}, TypeError, "override_tensor"), ({"rope_freq_base": "x"}, TypeError, "'x'")])
 def test_wrong_arguments_start_no_process(arguments, error, message, dry_run, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(error, match=message):
         dry_run(TINY, **arguments)
+
+
+def test_numbers_of_numpy_and_paths_of_bytes_are_taken(dry_run):
+    settings = {"n_gpu_layers": 2, "tensor_split": [1, 2], "flash_attn": True, "offload_kqv": False,
+                "kv_overrides": {"a.b": 3, "a.c": 0.5, "a.d": True}} | SMALL
+    run = dry_run(os.fsencode(TINY), deadline=np.float32(60), devices=[("A", np.int64(1 << 30)), "B"],
+                  n_gpu_layers=np.int64(2), tensor_split=np.array([1, 2], np.float32), flash_attn=np.True_,
+                  offload_kqv=np.False_, n_ctx=np.int32(256), n_batch=np.uint8(64),
+                  kv_overrides={"a.b": np.int16(3), "a.c": np.float32(0.5), "a.d": np.True_})
+    assert run == dry_run(TINY, devices=[("A", 1 << 30), "B"], **settings)
 
 
 def test_a_missing_file_and_one_that_is_no_model(dry_run, tmp_path):
