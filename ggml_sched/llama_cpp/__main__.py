@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
+import pkgutil
 import runpy
 import sys
+from types import ModuleType
 
 USAGE = """usage: python -m ggml_sched.llama_cpp [--html FILE] SCRIPT [ARGUMENT ...]
        python -m ggml_sched.llama_cpp [--html FILE] -m MODULE [ARGUMENT ...]
@@ -49,12 +53,29 @@ def _run() -> None:
         sys.path[0] = os.getcwd()
         _LEFT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-        _LEFT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
+        path = sys.argv[0]
+        sys.path[0] = os.path.dirname(os.path.abspath(path))
+        if pkgutil.get_importer(path) is None and not path.endswith(".pyc"):
+            _run_source(path)
+        else:
+            _LEFT.append(runpy.run_path(path, run_name="__main__"))
+
+
+def _run_source(path: str) -> None:
+    """Run a file of source code as the module `__main__`, which it stays: `runpy` puts the former module back, but
+    threads and functions of `atexit` run after the last line of a script, and may pickle what it has defined."""
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    script = ModuleType("__main__")
+    script.__file__ = path
+    vars(script).update(__builtins__=builtins, __cached__=None)
+    _LEFT.append(sys.modules["__main__"])
+    sys.modules["__main__"] = script
+    exec(code, vars(script))
 
 
 _LEFT: list[object] = []
-"""The global variables of the script that was run: they keep its contexts open until the page is written."""
+"""The global variables of what was run, which keep its contexts open until the page is written, and this module."""
 
 
 if __name__ == "__main__":

@@ -205,6 +205,22 @@ def test_a_script_runs_hooked_with_its_arguments(tmp_path):
     assert run("", "-m", "ggml_sched.llama_cpp", str(script), "a", "b") == f"__main__ alloc ['a', 'b'] {tmp_path}\n"
 
 
+def test_a_script_stays_the_main_module_until_the_process_ends(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import atexit, pickle, sys
+class Value:
+    pass
+atexit.register(lambda: print(type(pickle.loads(pickle.dumps(Value()))), __spec__))
+print(sys.modules["__main__"].Value is Value, __file__)
+if len(sys.argv) > 1:
+    sys.exit(3)
+""")
+    expected = f"True {script}\n<class '__main__.Value'> None\n"
+    assert run("", "-m", "ggml_sched.llama_cpp", str(script)) == expected
+    assert run_python("-m", "ggml_sched.llama_cpp", str(script), "ends", status=3).stdout == expected
+
+
 @needs_llama_cpp
 @pytest.mark.parametrize("model", sorted((ROOT / "tests/data/models").glob("*.gguf")), ids=lambda path: path.stem)
 def test_llama_cpp_gives_the_same_tokens_hooked_in_less_memory(model):
