@@ -25,6 +25,10 @@ def main() -> int:
         if len(sys.argv) < 2:
             return _refused("--html names no file")
         html = os.path.abspath(sys.argv[1])
+        folder = os.path.dirname(html)
+        if os.path.isdir(html) or not os.access(folder, os.W_OK | os.X_OK):
+            return _refused(f"--html {sys.argv[1]}: " + ("this is a folder" if os.path.isdir(html) else
+                                                         f"no file can be written in {folder}"))
         del sys.argv[:2]
     if not sys.argv or sys.argv[0] in ("-h", "--help"):
         print(USAGE)

@@ -98,3 +98,12 @@ def test_the_command_line_is_checked():
     assert "-m names no module" in run_python("-m", "ggml_sched.llama_cpp", "-m", status=2).stderr
     assert "--html FILE" in run_python("-m", "ggml_sched.llama_cpp", "--help").stdout
     assert "usage" in run_python("-m", "ggml_sched.llama_cpp", status=2).stdout
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_script_runs(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    for page, why in ((tmp_path / "missing/page.html", f"no file can be written in {tmp_path / 'missing'}"),
+                      (script / "page.html", f"no file can be written in {script}"), (tmp_path, "this is a folder")):
+        done = run_python("-m", "ggml_sched.llama_cpp", "--html", str(page), str(script), status=2)
+        assert (done.stdout, done.stderr) == ("", f"python -m ggml_sched.llama_cpp: --html {page}: {why}\n")
