@@ -279,6 +279,12 @@ def test_the_caller_need_not_be_hooked_and_may_be():
     assert len(totals) == 1 and totals.pop().endswith("False\n")
 
 
+def test_dry_runs_work_after_llama_cpp_was_imported_where_the_hook_is_off():
+    code = ("import llama_cpp, os, sys; os.environ['GGML_SCHED'] = 'off'; from ggml_sched.llama_cpp import dry_run; "
+            "print(dry_run(sys.argv[1], n_ctx=256, n_batch=64).memory('sched')['CPU'].compute > 0)")
+    assert run_python("-c", code, str(TINY), GGML_SCHED="alloc").stdout == "True\n"
+
+
 def test_no_weights_are_read(dry_run, tmp_path):
     """Of a file that ends where its weights begin llama.cpp reads all that a dry run needs, but for its length."""
     path = models.write("llama-2-7b", tmp_path)
