@@ -10,6 +10,8 @@ import runpy
 import sys
 from types import ModuleType
 
+from ggml_sched._files import check_writable
+
 USAGE = """usage: python -m ggml_sched.llama_cpp [--html FILE] SCRIPT [ARGUMENT ...]
        python -m ggml_sched.llama_cpp [--html FILE] -m MODULE [ARGUMENT ...]
 
@@ -25,10 +27,10 @@ def main() -> int:
         if len(sys.argv) < 2:
             return _refused("--html names no file")
         html = os.path.abspath(sys.argv[1])
-        folder = os.path.dirname(html)
-        if os.path.isdir(html) or not os.access(folder, os.W_OK | os.X_OK):
-            return _refused(f"--html {sys.argv[1]}: " + ("this is a folder" if os.path.isdir(html) else
-                                                         f"no file can be written in {folder}"))
+        try:
+            check_writable(html)
+        except OSError as error:
+            return _refused(f"--html {sys.argv[1]}: {error.strerror}")
         del sys.argv[:2]
     if not sys.argv or sys.argv[0] in ("-h", "--help"):
         print(USAGE)
