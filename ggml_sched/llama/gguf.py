@@ -174,7 +174,7 @@ def open_gguf(source: Source) -> GGUFFile:
     name = f"<{type(source).__name__}>"
     if hasattr(source, "read"):
         name = str(getattr(source, "name", name))
-        source = _read_to_end(source)
+        source = cast("Bytes", _read_to_end(cast("IO[bytes]", source)))
         if not isinstance(source, (bytes, bytearray)):
             raise TypeError(f"{name}: a model is read from a binary file, not a text file")
     try:
