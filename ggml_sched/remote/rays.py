@@ -21,7 +21,7 @@ from typing import Any
 
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.envelope import DRIVER
-from ggml_sched.remote.transport import WorkerOptions, check_names
+from ggml_sched.remote.transport import RELAY_BYTES, WorkerOptions, check_names
 from ggml_sched.remote.worker import Worker
 
 __all__ = ["RayActors", "initialized"]
@@ -40,8 +40,6 @@ ENDS_WITHIN = 5.0
 """Seconds that a relay has to end its actors' loops."""
 IN_RELAY = 8
 """The most messages that are under way in a relay at once; further ones are sent by calls."""
-RELAY_BYTES = 1 << 20
-"""The most bytes of a message that a relay carries: its channels grow to the largest message that they have had."""
 CHANNEL_BYTES = 1 << 16
 """Bytes of a channel at first."""
 OWN = "ggml-sched"

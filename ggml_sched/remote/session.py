@@ -26,7 +26,7 @@ from ggml_sched.errors import BackendError, BackendLost
 from ggml_sched.planning.envelopes import PIECE, Visits
 from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_of
 from ggml_sched.remote.messages import MessageError
-from ggml_sched.remote.transport import Transport
+from ggml_sched.remote.transport import RELAY_BYTES, Transport
 
 __all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session", "Take"]
 
@@ -337,7 +337,7 @@ class Session:
         try:
             self._numbers, self._count, self._pending = numbers, number + 1, rest
             self._in_flight += n_bytes
-            self._post(sent.route[0], message, sent.route)
+            self._post(sent.route[0], message, sent.route if n_bytes <= RELAY_BYTES else ())
         except BaseException:
             self._in_doubt = number + 1
             raise

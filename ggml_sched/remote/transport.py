@@ -8,7 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["StartingTransport", "Transport", "WorkerOptions", "check_names", "machine"]
+__all__ = ["RELAY_BYTES", "StartingTransport", "Transport", "WorkerOptions", "check_names", "machine"]
+
+RELAY_BYTES = 1 << 20
+"""The most bytes of a message with a route: channels of Ray's relay grow to the largest message that they have had, and
+lose large ones."""
 
 
 class WorkerOptions(NamedTuple):
@@ -38,8 +42,8 @@ class Transport(Protocol):
         ...
 
     def post(self, worker: str, message: bytes, route: Sequence[str] = ()) -> None:
-        """Send a message to a worker; `route`: all workers that it visits, this one first, where that is known.  Does
-        nothing for a worker that is lost."""
+        """Send a message to a worker; `route`: all workers that it visits, this one first, where that is known, and
+        the message and all that the workers read have at most RELAY_BYTES.  Does nothing for a worker that is lost."""
         ...
 
     def receive(self, timeout: float) -> bytes | bytearray | None:

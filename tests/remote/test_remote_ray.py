@@ -192,6 +192,33 @@ def test_a_message_that_is_too_large_for_the_relay_is_a_call(cluster, took):
         assert np.array_equal(w.numpy(), data)
 
 
+def test_a_message_whose_answer_is_too_large_for_the_relay_is_a_call(cluster, took):
+    ctx = gs.Context()
+    w = ctx.tensor("i8", (2 * rays.RELAY_BYTES,), "w")
+    with cluster.backends[0].alloc_tensors(ctx) as buffer:
+        w.set(np.ones(2 * rays.RELAY_BYTES, np.int8))
+        for n_bytes, way in ((2 * rays.RELAY_BYTES, (0, 1)), (rays.RELAY_BYTES // 2, (1, 0))):
+            out = bytearray(n_bytes)
+            took()
+            buffer.read(0, memoryview(out))
+            assert took() == way
+            assert out == b"\1" * n_bytes
+
+
+def test_activations_that_are_too_large_for_the_relay_pass_between_workers_by_calls(cluster, took):
+    """The driver sends and reads little."""
+    ctxs = [gs.Context() for _ in range(2)]
+    one, two = (ctx.tensor("i8", (2 * rays.RELAY_BYTES,), "w") for ctx in ctxs)
+    with cluster.backends[0].alloc_tensors(ctxs[0]), cluster.backends[1].alloc_tensors(ctxs[1]):
+        one.set(np.ones(2 * rays.RELAY_BYTES, np.int8))
+        took()
+        gs.tensor_copy(one, two)
+        cluster.session.wait()
+        relayed, called = took()
+        assert relayed == 0 and called >= 1
+        assert two.numpy().all()
+
+
 def test_calls_alone_where_no_relay_can_be_compiled(local_ray, monkeypatch, caplog):
     def refused(*_, **__):
         raise NotImplementedError("no graphs here")
