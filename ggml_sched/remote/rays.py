@@ -37,7 +37,7 @@ logger: logging.Logger = logging.getLogger("ggml_sched.remote")
 STARTS_WITHIN = 60.0
 """Seconds that an actor has to be placed by Ray, and to open its backends."""
 ENDS_WITHIN = 5.0
-"""Seconds that a relay has to end its actors' loops."""
+"""Seconds that a relay has to end its actors' loops, and then actors to end."""
 IN_RELAY = 8
 """The most messages that are under way in a relay at once; further ones are sent by calls."""
 CHANNEL_BYTES = 1 << 16
@@ -87,11 +87,30 @@ def _kill(actor: Any) -> None:
             ray.kill(actor)
 
 
+def _end(actors: Sequence[Any]) -> None:
+    """Let actors end by themselves, so that they remove the semaphores of their channels in shared memory, and kill
+    those that do not end in time.  Does nothing after Ray was shut down, as `_kill`."""
+    if not ray.is_initialized():
+        return
+    left = [*actors]
+    try:
+        for actor in actors:
+            actor.__ray_terminate__.remote()
+        ends = {actor.alive.remote(): actor for actor in actors}        # these calls fail once the actors have ended
+        _, late = ray.wait([*ends], num_returns=len(ends), timeout=ENDS_WITHIN) if ends else ([], [])
+        left = [ends[end] for end in late]
+    except Exception as error:      # a new Ray may run, which does not have these actors
+        logger.info("actors are killed, because they cannot be asked to end: %s", error)
+    finally:
+        for actor in left:
+            _kill(actor)
+
+
 def _ended(actors: Mapping[str, Any], pid: int) -> None:
     """End the actors of a transport that was not closed.  Ray does not: the actors hold handles of each other."""
     if os.getpid() == pid:
         for actor in actors.values():
-            _kill(actor)
+            _kill(actor)        # at once: an actor in a relay's loop does not end by itself
 
 
 class _Actor:
@@ -400,8 +419,7 @@ class RayActors:
         if self._relay is not None:
             self._relay.close()
             self._relay = None
-        for actor in self._actors.values():
-            _kill(actor)
+        _end([*self._actors.values()])
         self._actors.clear()
         self._open.clear()
         if self._ends_ray:

@@ -389,6 +389,24 @@ def test_a_cluster_that_is_garbage_ends_its_actors(local_ray):
     assert ray.available_resources()["CPU"] >= before
 
 
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a folder of shared memory")
+def test_the_actors_of_a_closed_cluster_leave_nothing_in_shared_memory(local_ray):
+    raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
+
+    def semaphores():
+        """Those of this Ray: others may run on this machine."""
+        return {name for name in os.listdir("/dev/shm") if name.startswith((f"sem.hdr{raylet}-", f"sem.obj{raylet}-"))}
+
+    before = semaphores()
+    with carried():
+        mine = semaphores() - before
+    assert mine
+    end = time.monotonic() + 30
+    while mine & semaphores() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not mine & semaphores()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_closing_in_a_child_of_a_fork_leaves_the_actors(cluster):
     pid = os.fork()
