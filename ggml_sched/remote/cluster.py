@@ -58,13 +58,15 @@ class Cluster:
         its backends have the names of the lost ones, and the transport calls it w1~2, w1~3, ..., so that it gets no
         message that was sent to the lost worker.
 
-        Raises BackendError if it does not start, or the cluster's transport starts no workers; ValueError for a name
-        of a worker that is not lost; the error of queued work, unless that is the loss of the worker in whose place
-        this one comes.
+        Raises BackendError if it does not start, the cluster is closed, or its transport starts no workers; ValueError
+        for a name of a worker that is not lost; the error of queued work, unless that is the loss of the worker in
+        whose place this one comes.
         """
         transport = self.session.transport
         if not isinstance(transport, StartingTransport):
             raise BackendError(f"{transport!r} starts no workers")
+        if self.session.closed:
+            raise BackendError(f"worker {worker!r} cannot join: the cluster is closed")
         with self.session.lock:     # another thread may be computing
             self.session.lose_dead()
             last, id_ = self._last.get(worker), worker

@@ -272,6 +272,8 @@ class RayActors:
             raise
 
     def add(self, worker: str, how: WorkerOptions) -> None:
+        if not self._is_up():
+            raise BackendError(f"worker {worker!r} does not start: Ray was shut down")
         check_names([*self._actors, worker])
         self._start(worker, how)
         try:

@@ -346,6 +346,15 @@ def test_a_worker_joins_again_under_its_name(ctx):
             old = joined
 
 
+def test_no_worker_joins_a_closed_cluster():
+    cluster = gs.remote.connect(workers=1, threads=1, transport="processes")
+    cluster.close()
+    with pytest.raises(gs.BackendError, match="worker 'w1' cannot join: the cluster is closed"):
+        cluster.join("w1", threads=1)
+    assert cluster.session.transport.workers == ("w0",)
+    cluster.close()
+
+
 def test_a_worker_joins_after_an_interrupt_of_its_joining(ctx, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -427,12 +427,18 @@ def test_after_a_shutdown_of_ray_workers_are_lost_and_no_other_ray_starts(local_
             "    backend.ask('memory', 0)\n"
             "except gs.BackendLost as error:\n"
             "    print(error)\n"
+            "try:\n"
+            "    cluster.join('w1', threads=1)\n"
+            "except gs.BackendError as error:\n"
+            "    print(error)\n"
             "buffer.close()\n"
             "cluster.close()\n"
             "cluster.close()\n"
             "print(ray.is_initialized())")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
-    assert done.stdout.splitlines() == ["worker 'w0' has died: Ray was shut down", "False"], done.stderr
+    assert done.stdout.splitlines() == [
+        "worker 'w0' has died: Ray was shut down", "worker 'w1' does not start: Ray was shut down",
+        "False"], done.stderr
     assert not done.stderr
 
 
