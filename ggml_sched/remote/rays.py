@@ -303,7 +303,7 @@ class RayActors:
                     del live[name]
                     continue
                 if not isinstance(error, ray.exceptions.GetTimeoutError):
-                    raise BackendError(f"worker {name!r} does not start: {error}") from error
+                    raise BackendError(f"worker {name!r} does not start: {_first_line(error)}") from error
                 raise BackendError(f"worker {name!r} does not start within {STARTS_WITHIN:g} s: Ray has "
                                    f"{ray.available_resources()} left") from error
         if not self.relayed or self._relay is not None and not self._relay.close():
@@ -430,7 +430,8 @@ class RayActors:
 
 
 def _first_line(error: Exception) -> str:
-    """The message of one of Ray's errors, without the traceback: the last line for an exception in an actor, else the
-    first."""
+    """The message of one of Ray's errors, without the traceback: the last line for an exception in an actor, also while
+    it started, else the first."""
     said = str(error).strip().splitlines() or [type(error).__name__]
-    return said[-1 if isinstance(error, ray.exceptions.RayTaskError) else 0]
+    is_raised = isinstance(error, ray.exceptions.RayTaskError) or getattr(error, "actor_init_failed", False)
+    return said[-1 if is_raised else 0]

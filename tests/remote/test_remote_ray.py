@@ -277,8 +277,9 @@ def test_killed_actors_in_the_middle_of_a_hundred_generations():
 
 def test_a_cluster_that_does_not_start_leaves_nothing(local_ray):
     before = ray.available_resources().get("CPU", 0)
-    with pytest.raises(gs.BackendError, match="worker 'w0' does not start"):
+    with pytest.raises(gs.BackendError, match="worker 'w0' does not start: ModuleNotFoundError: No module") as raised:
         gs.remote.connect(workers=1, backends=["no_such_module:function"])
+    assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
     with pytest.raises(ValueError, match="they differ"):
         gs.remote.connect(workers=["a", "a"])
     end = time.monotonic() + 60
