@@ -38,6 +38,7 @@ def with_end(n: int) -> tuple[bytes, list[int]]:
 
 
 def test_a_vocabulary_of_fewer_tokens_than_logits_is_refused_before_a_text_begins():
+    pytest.importorskip("tokenizers")
     metadata, tensors = contents(small_model().read_bytes())
     short = {f"tokenizer.ggml.{key}": metadata[f"tokenizer.ggml.{key}"][:1748] for key in ("tokens", "token_type")}
     with load(written({**metadata, **short, "tokenizer.ggml.merges": ["a b"]}, tensors), n_ctx=64) as model:

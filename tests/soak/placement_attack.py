@@ -81,7 +81,8 @@ def of_model(rng: random.Random) -> str:
 
 def of_files(rng: random.Random, folder: Path) -> str:
     """A file with mistakes, of a model or a graph, given to `ggml-sched fit` and `ggml-sched plan --device`."""
-    if rng.random() < 0.5:
+    is_model = rng.random() < 0.5
+    if is_model:
         path, data = folder / "model.gguf", mutated_model(rng)
     else:
         path = folder / "graph.json"
@@ -89,10 +90,11 @@ def of_files(rng: random.Random, folder: Path) -> str:
         data = mutated_bytes(rng, data) if rng.random() < 0.3 else data
     path.write_bytes(data)
     given = ["--device", f"GPU:{rng.choice(ROOM)}B:1TB/s:80TF", "--device", f"CPU:{rng.choice(ROOM)}B:60GB/s:1TF"]
-    options = rng.choice(([], ["--json"], ["--goal", "8+4"],
-                          ["--pin", "*=CPU"], ["--kv-type", "q8_0"], ["--no-flash"], ["--stream"]))
-    command = [rng.choice(("fit", "plan")), str(path), *given, *options, "--batch", rng.choice(("1", "8")), "--context",
-               rng.choice(("0", "8", "64", "100000", str(1 << 62)))]
+    options = [[], ["--json"], ["--goal", "8+4"], ["--pin", "*=CPU"], ["--stream"]]
+    if is_model:
+        options += [["--kv-type", "q8_0"], ["--no-flash"]]
+        given += ["--batch", rng.choice(("1", "8")), "--context", rng.choice(("0", "8", "64", "100000", str(1 << 62)))]
+    command = [rng.choice(("fit", "plan")), str(path), *given, *rng.choice(options)]
     if command[0] == "plan" and "--json" in command:
         command.remove("--json")
     out, errors = io.StringIO(), io.StringIO()
