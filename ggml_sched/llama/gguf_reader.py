@@ -21,7 +21,7 @@ import numpy as np
 
 from ggml_sched._graph import Type
 from ggml_sched.errors import FileFormatError
-from ggml_sched.llama._strings import find_strings, pack_strings
+from ggml_sched.llama._strings import find_strings
 
 __all__ = ["Array", "DEFAULT_ALIGNMENT", "DTYPES", "Kind", "MAGIC", "Reader", "SCALARS", "TensorInfo", "Value",
            "alignment_of"]
@@ -290,8 +290,11 @@ class Reader:
             raise self.fail(f"{what} takes {pos - self.pos} bytes, the limit of all arrays together leaves "
                             f"{self.bytes_left}")
         self.bytes_left -= pos - self.pos
-        self.pos = pos
-        return Array(Kind.STRING, *pack_strings(self.memory, starts))
+        copied, self.pos = self.memory[self.pos : pos].tobytes(), pos
+        if n:
+            begins = np.frombuffer(starts, np.uint64)
+            begins -= begins[0]     # the strings follow each other, and so do their copies
+        return Array(Kind.STRING, copied, starts)
 
     # -- parts of the file ----------------------------------------------------------
 
