@@ -557,6 +557,17 @@ def tensor_layout(backend: Backend, ctx: Context) -> tuple[list[tuple[Tensor, in
     return pending, total
 
 
+def checked_backends(backends: Iterable[Backend], call: str) -> tuple[Backend, ...]:
+    """Backends as a tuple; TypeError for one backend alone, with the `call` that takes several, and for other items."""
+    if isinstance(backends, Backend):
+        raise TypeError(f"{call}, not {backends!r}")
+    backends = tuple(backends)
+    for backend in backends:
+        if not isinstance(backend, Backend):
+            raise TypeError(f"not a Backend: {backend!r}")
+    return backends
+
+
 def get_backend(tensor: Tensor) -> Backend | None:
     """The backend whose memory holds `tensor` now, or None."""
     return tensor.backend

@@ -17,7 +17,7 @@ from operator import index as _index
 
 from ggml_sched._core import Request
 from ggml_sched._graph import Graph, Tensor
-from ggml_sched.backend import Backend
+from ggml_sched.backend import Backend, checked_backends
 from ggml_sched.errors import BackendError, Error, PlacementError, each
 from ggml_sched.execution.allocation_cache import Allocations, Tracked
 from ggml_sched.execution.arenas import SchedulerArenas
@@ -70,14 +70,9 @@ class Scheduler:
         host_work: Mapping[Backend, int | None] | None = None,
         arenas: Arenas | None = None,
     ) -> None:
-        if isinstance(backends, Backend):
-            raise TypeError(f"a scheduler takes a sequence of backends: Scheduler([backend]), not {backends!r}")
-        backends = tuple(backends)
+        backends = checked_backends(backends, "a scheduler takes a sequence of backends: Scheduler([backend])")
         if not backends:
             raise ValueError("a scheduler needs at least one backend")
-        for backend in backends:
-            if not isinstance(backend, Backend):
-                raise TypeError(f"not a Backend: {backend!r}")
         if len({id(backend) for backend in backends}) != len(backends):
             raise ValueError("a backend is given twice")
         host = next((backend for backend in backends if backend.is_host), None)

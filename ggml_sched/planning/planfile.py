@@ -20,7 +20,7 @@ import numpy as np
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._files import write_text
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backend import Backend, Buffer, checked_backends
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
@@ -52,12 +52,7 @@ def load_plan(path: str | os.PathLike[str], graph: Graph, backends: Sequence[Bac
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"not a Graph: {graph!r}")
-    if isinstance(backends, Backend):
-        raise TypeError(f"load_plan takes a sequence of backends: load_plan(path, graph, [backend]), not {backends!r}")
-    backends = tuple(backends)
-    for backend in backends:
-        if not isinstance(backend, Backend):
-            raise TypeError(f"not a Backend: {backend!r}")
+    backends = checked_backends(backends, "load_plan takes a sequence of backends: load_plan(path, graph, [backend])")
     path = os.fsdecode(path)
     plan = plan_from_dict(_parsed(path), graph, backends, path)
     plan.verify()
