@@ -46,9 +46,16 @@ cdef extern from "kernels/build.h" nogil:
     ctypedef struct gs_tables:
         int32_t n
         gs_table *table
+        const char *interleaved
 
     int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables *tables)
     void gs_forget_tables(gs_tables *of, const gs_node *node)
+
+cdef extern from "kernels/interleave.h" nogil:
+    enum: GS_BAND
+
+    bint gs_interleaves(int type)
+    void gs_interleave(int type, const char *from_, int64_t rows, int64_t row_bytes, char *to)
 
 cdef extern from "kernels/pool.h" nogil:
     ctypedef struct gs_pool
@@ -117,6 +124,8 @@ cdef class CallList:
     cdef bint last_writable             # whether kernels may write to `last`
     cdef object memory_of
     cdef WorkMemory memory
+    cdef list forms                     # arrays of interleaved weights that calls read; keeps their memory alive
+    cdef const char *interleaved_of(self, Py_ssize_t t) except? NULL
     cpdef int64_t work_size(self, int32_t n_threads) except -1
     cdef int know(self, BufferBase buffer) except -1
     cdef bint is_good(self, const gs_node *node) except -1

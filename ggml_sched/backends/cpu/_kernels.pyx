@@ -14,8 +14,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_UNSUPPORTED_OP, gs_checked_add, gs_checked_mul, gs_node,
-    gs_op_family,
+    GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_UNSUPPORTED_OP, gs_checked_add,
+    gs_checked_mul, gs_node, gs_op_family,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
@@ -50,6 +50,21 @@ def inplace_sources(int op):
     layout (op_rules.h)."""
     cdef const gs_op_rule *rule = gs_rule_of(gs_op_family(op))
     return 0 if rule == NULL else rule.inplace
+
+
+BAND = GS_BAND
+"""Rows that are interleaved together."""
+
+
+def interleaves(int kind):
+    """Whether there are kernels here for interleaved rows of this type."""
+    return gs_interleaves(kind)
+
+
+def interleave(int kind, uintptr_t source, int64_t rows, int64_t row_bytes, uintptr_t target):
+    """Interleave rows of a type that `interleaves` at address `source`, to `target` (interleave.h)."""
+    with nogil:
+        gs_interleave(kind, <const char *>source, rows, row_bytes, <char *>target)
 
 
 cdef enum:
@@ -217,6 +232,7 @@ cdef class CallList:
         self.known = {}
         self.memory_of = memory_of
         self.memory = memory
+        self.forms = []
         memset(&self.calls, 0, sizeof(self.calls))
         self.state = <unsigned char *>calloc(max(len(self.table.tensors), 1), 1)
         if self.state == NULL:
@@ -334,6 +350,9 @@ cdef class CallList:
             status = GS_UNSUPPORTED_OP
             if self.is_good(node):
                 copied = self.calls.copied
+                tables.interleaved = NULL
+                if node.op == GS_OP_MUL_MAT or node.op == GS_OP_MUL_MAT_ID:
+                    tables.interleaved = self.interleaved_of(node.src[0] - self.table.nodes)
                 status = gs_build_node(node, <int32_t>i, &self.calls, &tables)
                 self.memory.held += self.calls.copied - copied
             if status == GS_NO_HOST_MEMORY:
@@ -344,6 +363,16 @@ cdef class CallList:
                 return i
             gs_forget_tables(&tables, node)     # a node may write to the positions or factors of a rope's table
         return stop
+
+    cdef const char *interleaved_of(self, Py_ssize_t t) except? NULL:
+        """The interleaved form of tensor t of the table, which then stays in memory; NULL if it has none."""
+        cdef Tensor tensor = <Tensor>PyTuple_GET_ITEM(self.table.tensors, t)
+        forms = getattr(tensor.c_buffer(), "interleaved", None)
+        form = None if forms is None else forms.find(tensor)
+        if form is None:
+            return NULL
+        self.forms.append(form)
+        return <const char *><uintptr_t>form.__array_interface__["data"][0]
 
     cdef bint is_good(self, const gs_node *node) except -1:
         """Whether kernels may read all sources of a node and write its result."""

@@ -20,6 +20,7 @@ from ggml_sched._graph import BufferBase, Graph, Tensor, apply_staged, check_gra
 from ggml_sched.backend import Backend, GraphView, as_nodes, checked_bytes, overrides
 from ggml_sched.backends.cpu._kernels import CallList, Pool, WorkMemory, work_of
 from ggml_sched.backends.cpu.buffer import ALIGNMENT, CpuBuffer, HostBackend
+from ggml_sched.backends.cpu.interleaved import Interleaved, can_interleave
 from ggml_sched.backends.cpu.oracle.operands import MemoryOf, Operands, Resolver
 from ggml_sched.backends.cpu.oracle.registry import KERNELS
 from ggml_sched.backends.cpu.times import NodeTimes
@@ -206,6 +207,42 @@ class CpuBackend(HostBackend):
 
     if TYPE_CHECKING:
         def alloc_buffer(self, size: int) -> CpuBuffer: ...
+
+    # -- weights ------------------------------------------------------------------
+
+    def interleave(self, tensors: Iterable[Tensor], done: Callable[[Tensor], object] | None = None) -> int:
+        """Keep weights in a second form, with interleaved rows, which matrix products of graphs that are planned
+        afterwards read faster; returns the bytes of the tensors that have one now.
+
+        Left out are tensors that kernels here do not use in this form: those that are not quantised, whose rows have
+        gaps, or whose matrices have no multiple of 16 rows.  The second form takes as many bytes as the first, of
+        `memory`, until the buffer of the tensor is closed.  Sums are added in another order, so that results may differ
+        in the last bits.  The tensors stay as they are and must not change any more; after a change interleave them
+        again.  `done(tensor)` is called after each.
+
+        Raises PlacementError for a tensor without memory on this backend, OutOfMemory, and BackendError if the backend
+        is closed.  llama.cpp calls such weights repacked.
+        """
+        self._require_open()
+        by_buffer: dict[CpuBuffer, list[Tensor]] = {}
+        if isinstance(tensors, Tensor):
+            raise TypeError(f"backend {self.name!r}: several tensors are expected, not {label(tensors)}")
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"backend {self.name!r}: not a Tensor: {tensor!r}")
+            buffer = tensor.buffer
+            if not isinstance(buffer, CpuBuffer) or buffer.backend is not self:
+                raise PlacementError(f"backend {self.name!r}: {label(tensor)} has no memory there")
+            buffer.memory   # noqa: B018 - BackendError if it is closed
+            if self._pool is not None and can_interleave(tensor):
+                by_buffer.setdefault(buffer, []).append(tensor)
+        total = 0
+        with self._lock:
+            for buffer, members in by_buffer.items():
+                if buffer.interleaved is None:
+                    buffer.interleaved = Interleaved()
+                total += buffer.interleaved.add(members, buffer, done)
+        return total
 
     # -- computing ----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from ggml_sched.graph.hostdata import array_over
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Bytes
+    from ggml_sched.backends.cpu.interleaved import Interleaved
 
     Memory: TypeAlias = Bytes | SupportsIndex
     """Memory of the caller: an object with the buffer protocol, or an address."""
@@ -37,6 +38,7 @@ class CpuBuffer(Buffer):
     def __init__(self, backend: Backend, memory: np.ndarray, usage: str = "any") -> None:
         super().__init__(backend, memory.nbytes, address_of(memory), usage)
         self._memory: np.ndarray | None = memory
+        self.interleaved: Interleaved | None = None     # weights of the buffer in a second form, made by its backend
         self.plain: bool = (memory.flags.writeable and _is_left_as(self, CpuBuffer, ("write", "read", "memory"))
                       and _is_left_as(backend, Backend, MOVES))
 
@@ -72,8 +74,14 @@ class CpuBuffer(Buffer):
         """Called after `write` and `clear`, which give no tensor a new version.  For a subclass that keeps copies of
         the bytes."""
 
+    def is_read(self, offset: int) -> bool:
+        return self.interleaved is None or not self.interleaved.has(offset)
+
     def free(self) -> None:
         self._memory, self.plain = None, False
+        if self.interleaved is not None:
+            self.interleaved.close()
+            self.interleaved = None
         cast("HostBackend", self.backend).buffer_sizes.drop(self)
 
     def _range(self, offset: int, size: int) -> np.ndarray:

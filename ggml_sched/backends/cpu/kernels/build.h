@@ -24,6 +24,9 @@ typedef struct gs_tables {
      * from is unchanged; else NULL.  A later product of the same columns uses them, too (matmul.c). */
     struct gs_product *product;
     int32_t multiply;               /* index of the call that computes `product` */
+    /* The interleaved form of source 0 of the node that is built (interleave.h), whose rows follow one another; NULL:
+     * none.  It must stay as it is as long as the calls are used. */
+    const char *interleaved;
 } gs_tables;
 
 /* What describes the table that was added with these sources and parameters, or NULL if there is none. */

@@ -192,19 +192,19 @@ INLINE tiles_fn tiles_for(const int type) {
     }
 }
 
-INLINE void many_q(const int type, const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
-                   int64_t column0, int64_t column1, char *scratch) {
-    const tiles_fn tiles = tiles_for(type);
+/* Repacks some steps of a panel of rows: pack_q and the like, of one type. */
+typedef void (*pack_fn)(const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps, char *panel);
+
+/* Multiplies the rows row0 .. row1 - 1 of a group with its columns column0 .. column1 - 1, a panel after the other. */
+static void panels_q(const pack_fn pack, const tiles_fn tiles, const gs_product *of, const char *shared, int64_t group,
+                     int64_t row0, int64_t row1, int64_t column0, int64_t column1, char *scratch) {
     int64_t stride = of->node->src[0]->layout.nb[1], columns = gs_columns_of(of, shared, group);
     const char *a = gs_weights_of(of, shared, group);
     for (int64_t row = row0; row < row1; row += PANEL) {
         int64_t rows = row1 - row < PANEL ? row1 - row : PANEL;
         for (int64_t step = 0; step < of->steps; step += DEPTH_Q) {
             int64_t steps = of->steps - step < DEPTH_Q ? of->steps - step : DEPTH_Q;
-            if (folds(type))
-                pack_folded(type, a + row * stride, stride, rows, step, steps, scratch);
-            else
-                pack_q(type, a + row * stride, stride, rows, step, steps, scratch);
+            pack(a + row * stride, stride, rows, step, steps, scratch);
             for (int64_t column = column0; column < column1; column += GS_TILE_Q) {
                 int64_t tile = column / GS_TILE_Q, width = gs_width_of(of, columns, tile);
                 const gs_cell_q *y = (const gs_cell_q *)gs_tile_of(of, shared, group, tile) + step * width;
@@ -220,9 +220,15 @@ INLINE void many_q(const int type, const gs_product *of, const char *shared, int
 }
 
 #define MANY_Q(TYPE, type) \
+    static void pack_##type(const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps, char *panel) { \
+        if (folds(GS_TYPE_##TYPE)) \
+            pack_folded(GS_TYPE_##TYPE, a, stride, rows, step0, steps, panel); \
+        else \
+            pack_q(GS_TYPE_##TYPE, a, stride, rows, step0, steps, panel); \
+    } \
     static void many_##type(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, \
                             int64_t column0, int64_t column1, char *scratch) { \
-        many_q(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); \
+        panels_q(pack_##type, tiles_for(GS_TYPE_##TYPE), of, shared, group, row0, row1, column0, column1, scratch); \
     }
 
 GS_QUANTISED(MANY_Q)

@@ -231,10 +231,12 @@ static void multiply(const gs_call *call, int32_t part, char *shared, char *scra
         int64_t column1 = clamped(column0 + of->column_step, 0, columns);
         if (column0 >= columns)
             continue;
+        const gs_product_kernels *kernels = of->kernels;
         if (columns <= of->few)
-            of->kernels->few(of, shared, group, row0, row1, scratch);
+            (of->is_interleaved ? kernels->few_interleaved : kernels->few)(of, shared, group, row0, row1, scratch);
         else
-            of->kernels->many(of, shared, group, row0, row1, column0, column1, scratch);
+            (of->is_interleaved ? kernels->many_interleaved : kernels->many)(of, shared, group, row0, row1, column0,
+                                                                             column1, scratch);
     }
 }
 
@@ -252,7 +254,7 @@ static void share_out(gs_product *of, int64_t row_bytes, int64_t columns) {
         int64_t bytes = of->m * row_bytes, most = clamped(bytes / LEAST_BYTES, 1, of->m);
         of->row_step = pieces(of->m, clamped(pieces(pieces(bytes, FEW_BYTES), 4) * 4, 1, most));
         int row_by_row = of->kind == NULL || of->strip_order > 0 || of->kernels->strip_columns == 0;
-        if (of->columns > 1 || !row_by_row)     /* side by side (side_q.h) */
+        if (of->columns > 1 || !row_by_row || of->is_interleaved)   /* side by side (side_q.h), or bands */
             of->row_step = pieces(of->row_step, GS_SIDE_ROWS) * GS_SIDE_ROWS;
         int64_t together = of->strip_order > 0 && of->strip_rows == 1 ? of->kernels->few_rows : of->strip_rows;
         of->row_step = pieces(of->row_step, together) * together;
@@ -361,12 +363,18 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
     of->reads_ahead = gs_reads_ahead();
-    of->few = of->kind != NULL ? of->kernels->few_columns(of->kind) : GS_FEW_F;
+    of->is_interleaved = tables->interleaved != NULL && of->kind != NULL && of->kernels->few_bands != NULL
+        && of->kernels->few_bands(of->kind) > 0;
+    of->weights = of->is_interleaved ? tables->interleaved : of->node->src[0]->data;
+    of->few = of->kind == NULL ? GS_FEW_F : of->is_interleaved ? of->kernels->few_bands(of->kind)
+                                                               : of->kernels->few_columns(of->kind);
     of->steps = pieces(of->k, of->kind != NULL ? GS_STEP_Q : GS_STEP_F);
     row_bytes = of->kind != NULL ? of->k / of->kind->elements * of->kind->bytes
                                  : of->k * (a->type == GS_TYPE_F32 ? 4 : 2);
-    of->strip_rows = a->nb[1] == row_bytes && expected <= of->kernels->strip_columns ? joined_rows(of, row_bytes) : 1;
-    of->strip_order = of->kind != NULL ? of->kernels->strip_order(of->kind, of->steps * of->strip_rows) : 0;
+    int is_joined = !of->is_interleaved && a->nb[1] == row_bytes && expected <= of->kernels->strip_columns;
+    of->strip_rows = is_joined ? joined_rows(of, row_bytes) : 1;
+    of->strip_order = of->kind == NULL || of->is_interleaved
+        ? 0 : of->kernels->strip_order(of->kind, of->steps * of->strip_rows);
     share_out(of, row_bytes, expected);
     of->column_bytes = of->steps * GS_CELL;
     if (of->strip_order > 0) {
@@ -406,6 +414,12 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     tables->product = kept;
     tables->multiply = to->n;
     return gs_add_call(to, &call);
+}
+
+int gs_interleaves(int type) {
+    const gs_product_kernels *kernels = kernels_here();
+    const gs_block_kind *kind = gs_block_kind_of(type);
+    return kind != NULL && kernels->few_bands != NULL && kernels->few_bands(kind) > 0;
 }
 
 /* Whether the kernels can compute a node with these strides and extents. */

@@ -12,7 +12,7 @@
 #include "matmul_x86.h"
 
 const gs_product_kernels gs_product_avxvnni = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,
-    EVENS_FIRST, FEW_ROWS, offset_of, quantize, few, many, scratch_of};
+    EVENS_FIRST, FEW_ROWS, offset_of, quantize, few, many, scratch_of, few_bands, few_interleaved, many_interleaved};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

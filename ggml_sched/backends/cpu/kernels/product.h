@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include "blocks.h"
 #include "call.h"
+#include "interleave.h"
 
 #define GS_CELL 64
 #define GS_TILE_Q 6
@@ -89,6 +90,14 @@ typedef struct gs_product_kernels {
     void (*many)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
                  int64_t column1, char *scratch);
     int64_t (*scratch)(const gs_product *of);   /* bytes of scratch that `few` and `many` need  */
+    /* The same for interleaved rows (interleave.h); row0 and row1 are multiples of GS_BAND.  few_bands: the most
+     * columns of these weights for `few_interleaved`, which takes cells; 0: they are not interleaved.  NULL: none are.
+     */
+    int32_t (*few_bands)(const gs_block_kind *kind);
+    void (*few_interleaved)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
+                            char *scratch);
+    void (*many_interleaved)(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1,
+                             int64_t column0, int64_t column1, char *scratch);
 } gs_product_kernels;
 
 struct gs_product {
@@ -96,6 +105,8 @@ struct gs_product {
     const gs_product_kernels *kernels;
     const gs_block_kind *kind;  /* of the weights; NULL: f32, f16, bf16 */
     int32_t type;               /* of the weights                                        */
+    int32_t is_interleaved;     /* whether `weights` are                                 */
+    const char *weights;        /* source 0, or its interleaved form                     */
     int64_t k, m;               /* length of a row of weights, and their number          */
     int32_t strip_order;        /* the order of strips, for a group of few columns; 0: none */
     int32_t strip_rows;         /* rows that are joined: together they are whole strips; 1: none are */
@@ -162,10 +173,9 @@ static inline int64_t gs_columns_of(const gs_product *of, const char *shared, in
 
 static inline const char *gs_weights_of(const gs_product *of, const char *shared, int64_t group) {
     const gs_node *a = of->node->src[0];
-    const char *data = a->data;
     if (gs_is_id(of))
-        return data + gs_experts(shared)[group] * a->layout.nb[2];
-    return data + group % a->layout.ne[2] * a->layout.nb[2] + group / a->layout.ne[2] * a->layout.nb[3];
+        return of->weights + gs_experts(shared)[group] * a->layout.nb[2];
+    return of->weights + group % a->layout.ne[2] * a->layout.nb[2] + group / a->layout.ne[2] * a->layout.nb[3];
 }
 
 /* Whether the converted columns of a product depend on the memory that `node` writes (matmul.c). */

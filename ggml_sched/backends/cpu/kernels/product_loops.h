@@ -59,6 +59,9 @@ static int32_t few_columns(const gs_block_kind *kind) {
 #include "few_f.h"
 #include "many_q.h"
 #include "many_f.h"
+#if STRIP_COLUMNS == 1
+#include "bands_q.h"
+#endif
 
 static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
     switch (of->type) {

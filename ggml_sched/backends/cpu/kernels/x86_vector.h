@@ -124,6 +124,22 @@ typedef __m512i ivec;
 #define IVEC_SHUFFLE _mm512_shuffle_epi8
 #define IVEC_SET1_8(x) _mm512_set1_epi8((char)(x))
 #define IVEC_SET1_128 _mm512_broadcast_i32x4
+#define IVEC_OR _mm512_or_si512
+#define IVEC_STORE(p, v) _mm512_storeu_si512(p, v)
+#define IVEC_WHERE(v, bit, of) _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(v, IVEC_SET1_8(bit)), of)
+#define IVEC_ADD_8 _mm512_add_epi8
+#define IVEC_SUB_8 _mm512_sub_epi8
+#define IVEC_ADD _mm512_add_epi32
+#define IVEC_SUB _mm512_sub_epi32
+#define IVEC_MUL _mm512_mullo_epi32
+#define IVEC_MADD _mm512_madd_epi16
+#define IVEC_LEFT_32 _mm512_slli_epi32
+#define IVEC_RIGHT_32 _mm512_srli_epi32
+#define IVEC_RIGHT_SIGNED _mm512_srai_epi32
+#define IVEC_RIGHT_BY(v, n) _mm512_srl_epi32(v, _mm_cvtsi32_si128(n))
+#define IVEC_OF_BYTES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
+#define IVEC_OF_WORDS(p) _mm512_cvtepu16_epi32(load32(p))
+#define VEC_OF_HALVES(p) _mm512_cvtph_ps(load32(p))
 #define TILE_Q 6
 #define TILE_F 12
 #else
@@ -146,6 +162,23 @@ typedef __m256i ivec;
 #define IVEC_SET1_8(x) _mm256_set1_epi8((char)(x))
 #define IVEC_SET1_64(x) _mm256_set1_epi64x((long long)(x))
 #define IVEC_SET1_128 _mm256_broadcastsi128_si256
+#define IVEC_OR _mm256_or_si256
+#define IVEC_STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define IVEC_WHERE(v, bit, of) \
+    _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, IVEC_SET1_8(bit)), IVEC_SET1_8(bit)), of)
+#define IVEC_ADD_8 _mm256_add_epi8
+#define IVEC_SUB_8 _mm256_sub_epi8
+#define IVEC_ADD _mm256_add_epi32
+#define IVEC_SUB _mm256_sub_epi32
+#define IVEC_MUL _mm256_mullo_epi32
+#define IVEC_MADD _mm256_madd_epi16
+#define IVEC_LEFT_32 _mm256_slli_epi32
+#define IVEC_RIGHT_32 _mm256_srli_epi32
+#define IVEC_RIGHT_SIGNED _mm256_srai_epi32
+#define IVEC_RIGHT_BY(v, n) _mm256_srl_epi32(v, _mm_cvtsi32_si128(n))
+#define IVEC_OF_BYTES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
+#define IVEC_OF_WORDS(p) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p)))
+#define VEC_OF_HALVES(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define TILE_Q 3
 #define TILE_F 6
 #endif

@@ -1,0 +1,90 @@
+"""Weights whose rows are interleaved: a second form, which the kernels of matrix products read in place of the first.
+
+An `Interleaved` belongs to one buffer of weights, and ends with it.  The tensors stay as they are, and everything but
+these kernels reads them; so a mapped file's pages can be dropped once its weights are interleaved.  The form is that of
+kernels/interleave.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+
+from ggml_sched._graph import Tensor
+from ggml_sched.backends.cpu._kernels import BAND, interleave, interleaves
+
+if TYPE_CHECKING:
+    from ggml_sched.backends.cpu.buffer import CpuBuffer
+
+__all__ = ["Interleaved", "can_interleave"]
+
+Key: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Of a tensor: its offset in the buffer, its type, its extents and its strides."""
+
+
+def can_interleave(tensor: Tensor) -> bool:
+    """Whether there are kernels here for the interleaved form of a tensor: it is quantised, its rows follow one
+    another, and each matrix has a multiple of BAND rows."""
+    rows, row_bytes = tensor.ne[1], tensor.nb[1]
+    return (interleaves(int(tensor.type)) and tensor.nbytes > 0 and rows % BAND == 0
+            and row_bytes == tensor.ne[0] // tensor.type.block_size * tensor.type.type_size
+            and tensor.nbytes == row_bytes * rows * tensor.ne[2] * tensor.ne[3])
+
+
+class Interleaved:
+    """The interleaved weights of one buffer, in memory of its backend."""
+
+    def __init__(self) -> None:
+        self._memory: list[CpuBuffer] = []
+        self._forms: dict[Key, np.ndarray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all interleaved weights."""
+        return sum(form.nbytes for form in self._forms.values())
+
+    def find(self, tensor: Tensor) -> np.ndarray | None:
+        """The interleaved bytes of a tensor of the buffer; None if it was not interleaved."""
+        return self._forms.get(_key(tensor))
+
+    def has(self, offset: int) -> bool:
+        """Whether a tensor at this offset was interleaved."""
+        return any(key[0] == offset for key in self._forms)
+
+    def add(self, tensors: Sequence[Tensor], buffer: CpuBuffer, done: Callable[[Tensor], object] | None) -> int:
+        """Interleave tensors that `can_interleave`, those of them again that were; returns bytes of all.
+
+        `done(tensor)` is called after each.  OutOfMemory.
+        """
+        size = sum(_aligned(tensor.nbytes) for tensor in tensors if self.find(tensor) is None)
+        if size:
+            self._memory.append(cast("CpuBuffer", buffer.backend.alloc_buffer(size)))
+        end = 0
+        for tensor in tensors:
+            key = _key(tensor)
+            form = self._forms.get(key)
+            if form is None:
+                form = self._memory[-1].memory[end : end + tensor.nbytes]
+                end += _aligned(tensor.nbytes)
+            interleave(int(tensor.type), buffer.base + key[0], tensor.nbytes // tensor.nb[1], tensor.nb[1],
+                       form.__array_interface__["data"][0])
+            self._forms[key] = form
+            if done is not None:
+                done(tensor)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def close(self) -> None:
+        """Free the memory, which calls that read it now keep until they end."""
+        for memory in self._memory:
+            memory.close()
+        self._memory, self._forms = [], {}
+
+
+def _key(tensor: Tensor) -> Key:
+    return cast("int", tensor.offset), int(tensor.type), tensor.ne, tensor.nb
+
+
+def _aligned(n: int) -> int:
+    return -(-n // 64) * 64

@@ -1,0 +1,35 @@
+/* interleave.h -- interleaved rows of quantised weights: the form that kernels read fastest.
+ *
+ * A band is GS_BAND neighbouring rows.  An interleaved band has the bytes of these rows, block by block and field by
+ * field: of each field that of every row, one after the other.  So a vector has the same field of neighbouring rows,
+ * and the results of its lanes are those of the rows: nothing is gathered, and no sum is taken over a vector.  The head
+ * of a block is its fields of one or two bytes: scales and minima that are f16, or MXFP4's exponent.  The heads of one,
+ * two or four blocks (gs_head_group) come together, in 64 bytes, before the other fields of these blocks, which so are
+ * aligned.
+ *
+ * The fields of four bytes are levels of four elements, or four integer scales.  Only bits of which each byte has those
+ * of eight elements are in another order, so that one shift by a constant gives those of four elements.  Of the 32
+ * fifth bits of Q5_0 and Q5_1, bit i of byte k is that of element 4 i + k.  Of the 32 bytes of Q3_K and Q5_K, byte i
+ * with bits of steps 0 to 7, byte i and byte 16 + i become two others: byte i has the lower halves of both, byte 16 + i
+ * the upper ones, those of the second in its own upper half.
+ */
+#ifndef GGML_SCHED_KERNELS_INTERLEAVE_H
+#define GGML_SCHED_KERNELS_INTERLEAVE_H
+
+#include <stdint.h>
+
+#define GS_BAND 16
+
+/* How many blocks have their heads together, with heads of so many bytes; the last ones of a row may be fewer. */
+static inline int gs_head_group(int head_bytes) {
+    return 4 / head_bytes;
+}
+
+/* Whether there are kernels here for interleaved rows of a type. */
+int gs_interleaves(int type);
+
+/* Interleaves `rows` rows of `row_bytes` bytes each, which follow one another at `from`, to `to`; `rows` is a multiple
+ * of GS_BAND, and row_bytes one of the type's blocks. */
+void gs_interleave(int type, const char *from, int64_t rows, int64_t row_bytes, char *to);
+
+#endif
