@@ -1,6 +1,7 @@
 """What share of the machine's limits the CPU backend reaches, and where the rest of the time goes: a page of Markdown.
 
-    python bench/roofline.py [--formats f32 q4_0 ...] [--threads 1 2] [--depths 32 3500] [--rounds N] > docs/roofline.md
+    python bench/roofline.py [--formats f32 q4_0 ...] [--threads 1 2] [--depths 32 3500] [--rounds N] \
+        [--interleave] > docs/roofline.md
 
 Limits are measured before each turn, by compiled loops of this benchmark (roofline_limits.c; it needs a C compiler):
 bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once, and its rows of
@@ -14,6 +15,8 @@ extra `peer`, llama.cpp computes the same in turns; so do other builds of it, an
     --program "NAME=/path/to/llama-bench OPTIONS"       repeated: another engine, or other OPTIONS of the same NAME
 
 of whose options the best counts.
+
+With --interleave each model is measured with interleaved rows, too, where its type has such kernels.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from report import processor
 import ggml_sched as gs
 from ggml_sched import llama
 from ggml_sched.backend import dense_bytes
+from ggml_sched.errors import UnsupportedOp
 from ggml_sched.placement.facts import facts, is_resident, is_weight
 from ggml_sched.planning.tables import markdown
 
@@ -202,9 +206,10 @@ def timed(batch, n: int) -> float:
 class Bench:
     """One model file on a number of threads."""
 
-    def __init__(self, path: Path, loops: Loops, rounds: int, has_peer: bool, programs: Sequence[Program]) -> None:
+    def __init__(self, path: Path, loops: Loops, rounds: int, has_peer: bool, programs: Sequence[Program],
+                 interleave: bool = False) -> None:
         self.path, self.loops, self.rounds, self.has_peer = path, loops, rounds, has_peer
-        self.programs = programs
+        self.programs, self.interleave = programs, interleave
 
     def _peer(self, stack: ExitStack) -> speed.Worker | None:
         if not self.has_peer:
@@ -219,7 +224,7 @@ class Bench:
     def _model(self, stack: ExitStack, n_seq: int = 1) -> tuple[gs.CpuBackend, llama.Model]:
         backend = stack.enter_context(gs.CpuBackend(self.loops.threads))
         return backend, stack.enter_context(llama.load(self.path, [backend], n_ctx=CONTEXT, n_batch=PROMPT,
-                                                       n_seq=n_seq, kv_type="f16"))
+                                                       n_seq=n_seq, kv_type="f16", interleave=self.interleave))
 
     def decode(self, depth: int) -> Row:
         with ExitStack() as stack:
@@ -291,6 +296,15 @@ class Bench:
             return row
 
 
+def can_interleave(path: Path) -> bool:
+    """Whether weights of a model have interleaved rows here."""
+    try:
+        llama.load(path, n_ctx=32, interleave=True).close()
+    except UnsupportedOp:
+        return False
+    return True
+
+
 def cells(row: Row) -> list[str]:
     """Shares of PARTS in percent."""
     total = sum(row.parts.values())
@@ -316,6 +330,7 @@ def main() -> None:
     parser.add_argument("--depths", nargs="+", type=int, default=[32, 3500])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "ggml-sched-speed")
+    parser.add_argument("--interleave", action="store_true", help="each model with interleaved rows, too")
     parser.add_argument("--no-peer", action="store_true", help="do not compare with llama.cpp")
     parser.add_argument("--program", action="append", type=Program.parsed, default=[], metavar="NAME=COMMAND",
                         help="another engine's llama-bench with its options; repeated")
@@ -328,9 +343,11 @@ def main() -> None:
     batches: dict[tuple, Row] = {}
     with compiled_limits() as library:
         loops = {threads: Loops(library, threads) for threads in args.threads}
-        for title, path in files.items():
+        models = [(name + ", interleaved" * interleave, path, interleave) for name, path in files.items()
+                  for interleave in ((False, True) if args.interleave and can_interleave(path) else (False,))]
+        for title, path, interleave in models:
             for threads in args.threads:
-                bench = Bench(path, loops[threads], args.rounds, has_peer, programs)
+                bench = Bench(path, loops[threads], args.rounds, has_peer, programs, interleave)
                 for depth in args.depths:
                     print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
                     decode[title, threads, depth] = bench.decode(depth)

@@ -89,6 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-mmap", action="store_true", help="copy the weights instead of mapping the file")
     group.add_argument("--no-huge-pages", action="store_true",
                        help="leave the weights in the file's mapping, which processes share")
+    group.add_argument("--interleave", action="store_true",
+                       help="read the weights at once and keep them with interleaved rows, which are read faster")
     group.add_argument("--policy", choices=("default", "seed"), default="default", help="the scheduler's policy")
     group.add_argument("--stats", action="store_true",
                        help="splits, copies, memory and times, on standard error at the end")
@@ -116,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
                          "--disk, from which weights are fetched")
     if args.disk is not None and not args.fit:
         raise ValueError("--disk says how fast weights can be fetched, for --fit, which is not given")
+    if args.interleave and (args.memory is not None or args.disk is not None):
+        raise ValueError("--interleave keeps all weights in memory: it takes neither --memory nor --disk")
     for option, path in (("--trace", args.trace), ("--record-experts", args.record_experts)):
         _check_writable(option, path)
     with ExitStack() as stack:
@@ -128,8 +132,8 @@ def run(args: argparse.Namespace) -> int:
             def load(memory: int | None) -> Model:
                 return llama.load(source, named, args.n_ctx, args.n_batch, place, memory=memory, policy=args.policy,
                                   kv_type=args.kv_type, flash=False if args.no_flash else None,
-                                  use_mmap=not args.no_mmap, huge_pages=not args.no_huge_pages, experts=args.experts,
-                                  progress=progress.listener)
+                                  use_mmap=not args.no_mmap, huge_pages=not args.no_huge_pages,
+                                  interleave=args.interleave, experts=args.experts, progress=progress.listener)
 
             model = stack.enter_context(load(None) if args.memory is None or args.fit
                                         else _under_limit(args, source, load))

@@ -40,6 +40,8 @@ HINTS = {
         "cache_type_v": KV_TYPE,
         "use_mlock": "use_mmap=False copies the weights",
         "no_mmap": "use_mmap=False copies the weights",
+        "repack": "interleave",
+        "use_extra_bufts": "interleave",
         "logits_all": "model.eval returns the logits of every token",
         "embedding": "model.embed needs no switch",
         "embeddings": "model.embed needs no switch",

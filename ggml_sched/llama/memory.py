@@ -21,10 +21,12 @@ class Memory(NamedTuple):
     """The bytes that a model holds on one backend: the sizes of its open buffers."""
 
     weights: int
-    """Bytes of the weights, in the file's mapping or copied, and of all slots of experts."""
+    """Bytes of the weights, in the file's mapping or copied, and of all slots of experts.  Weights that are copied and
+    have interleaved rows count twice; of those of a mapping the pages were released."""
     mapped: int
     """Those bytes of `weights` that are in the file's mapping: the operating system can drop these pages, and several
-    processes share them.  What has moved to huge pages is no longer among them."""
+    processes share them.  What has moved to huge pages, or has interleaved rows, is no longer among
+    them."""
     cache: int
     """Bytes of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int
@@ -45,7 +47,9 @@ def memory_of(backend: Backend, weights: Weights, cache: KVCache, scheduler: Sch
     slots = 0 if weights.slots is None or weights.slots.home is not backend else weights.slots.nbytes
     loaded = [buffer for buffer in weights.buffers.get(backend, ()) if not buffer.closed]
     cached = [buffer for of, buffer in cache.buffers.items() if of is backend and not buffer.closed]
-    return Memory(sum(buffer.size for buffer in loaded) + slots,
+    copied = [buffer for buffer in loaded if not buffer.file_backed]
+    interleaved = sum(form.nbytes for buffer in copied if (form := getattr(buffer, "interleaved", None)) is not None)
+    return Memory(sum(buffer.size for buffer in loaded) + interleaved + slots,
                   sum(buffer.size - buffer.moved for buffer in loaded if buffer.file_backed),
                   sum(buffer.size for buffer in cached), scheduler.buffer_size(backend),
                   0 if closed else backend.work_held + backend.host_work_held)

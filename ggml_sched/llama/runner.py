@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ggml_sched.backend import Backend, overrides
-from ggml_sched.errors import OutOfMemory, each
+from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.batchgraph import LargestShapes
@@ -29,7 +29,7 @@ from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
 if TYPE_CHECKING:
-    from ggml_sched import Arenas, Scheduler
+    from ggml_sched import Arenas, Scheduler, Tensor
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.limited import Held
     from ggml_sched.llama.routing import Recorder
@@ -117,6 +117,25 @@ class Runner:
             for node, backend in assigned(graph.graph, self.weights.homes):
                 self.scheduler.set_tensor_backend(node, backend)
         return graph
+
+    def interleave(self, done: Callable[[str], object]) -> None:
+        """Interleave the rows of weights that matrix products read, where a backend can; `done(name)` is called after
+        each.  To be called before a graph is planned.
+
+        Raises UnsupportedOp if no backend interleaves any of them, and OutOfMemory.
+        """
+        token = self.graph(Shape(1, self.cache.padded(1), 1)).graph
+        names = {node.src[0]: node.src[0].name for node in token.nodes if node.op in ("MUL_MAT", "MUL_MAT_ID")}
+        by_backend: dict[Backend, list[Tensor]] = {}
+        for tensor in names.keys() & set(self.weights.tensors.values()):
+            by_backend.setdefault(tensor.backend, []).append(tensor)
+        total = 0
+        for backend, tensors in by_backend.items():
+            interleave = getattr(backend, "interleave", None)
+            if interleave is not None:
+                total += interleave(tensors, lambda tensor: done(names[tensor]))
+        if not total:
+            raise UnsupportedOp("interleave=True: no backend interleaves the rows of any of this model's weights")
 
     def reserve(self) -> None:
         """Plan the graph of one token and the fewest cache rows, and reserve memory for one that reads all rows.

@@ -20,6 +20,7 @@ from small_llama import SHAPES, SMALL
 
 import ggml_sched as gs
 from ggml_sched import Device, cli
+from ggml_sched.backends.cpu._kernels import interleaves
 from ggml_sched.backends.store import has_slots
 from ggml_sched.cli import run as run_command
 from ggml_sched.llama import SMALL_PROMPT, load, open_gguf, random_llama, small_model
@@ -116,6 +117,18 @@ def test_weights_stay_in_small_pages_where_told(capsys, monkeypatch):
     out = run(capsys, "-p", "import os", "-n", 4, "--no-huge-pages")
     assert not advised
     assert run(capsys, "-p", "import os", "-n", 4)[0] == out[0] and advised
+
+
+def test_rows_are_interleaved_where_told(capsys, tmp_path, monkeypatch):
+    path, sizes, interleave = tmp_path / "m.gguf", [], gs.CpuBackend.interleave
+    path.write_bytes(random_llama(3, dtype="q4_0", n_vocab=320, n_embd=256, n_ff=512, n_layer=2, n_ctx=64))
+    monkeypatch.setattr(gs.CpuBackend, "interleave", lambda *given: sizes.append(interleave(*given)) or sizes[-1])
+    base = ("run", path, "--tokens", "1,2,3", "-n", 5, "--backend", "cpu")
+    assert cli.main([*map(str, base), "--interleave"]) == (0 if interleaves(int(gs.Type.Q4_0)) else 1)
+    assert "no backend interleaves" in capsys.readouterr().err or sizes[0] > 0
+    assert cli.main([*map(str, base)]) == 0 and len(sizes) == 1
+    assert cli.main([*map(str, base), "--interleave", "--memory", "1GiB"]) == 1
+    assert "--interleave keeps all weights in memory" in capsys.readouterr().err
 
 
 def test_a_full_context_ends_the_text(capsys):

@@ -205,7 +205,7 @@ def test_the_context_is_the_model_s_own_where_memory_allows():
 @pytest.mark.parametrize(("call", "name", "hint"), [
     ("load", "n_gpu_layers", "backends"), ("load", "type_k", "kv_type"), ("load", "context_length", "'n_ctx'"),
     ("load", "n_thread", "'n_threads'"),
-    ("load", "abacus", "it has arenas, backends, experts, flash, huge_pages, kv_type"),
+    ("load", "abacus", "it has arenas, backends, experts, flash, huge_pages, interleave, kv_type"),
     ("generate", "max_tokens", "'n'"), ("generate", "max_new_tokens", "'n'"), ("generate", "temp", "'temperature'"),
     ("generate", "top_kk", "'top_k'"), ("generate", "ignore_eof", "'ignore_eos'"),
     ("generate", "abacus", "it has echo, frequency_penalty, ignore_eos, .*, parse_special, .*, prompt, "),
