@@ -83,15 +83,16 @@ INLINE ivec table_of(const int type) {
 }
 
 /* Vector n of the levels of step first + j has elements 4 n .. 4 n + 3 of each row; `first` is a multiple of
- * straight_steps(type).  `both` keeps the four bytes that two vectors share: vector n + 4 follows n. */
-INLINE ivec level_of_band(const int type, const band_block *p, const int64_t first, const int j, const int n,
-                          ivec *both) {
+ * straight_steps(type).  The levels of Q2_K and Q3_K are shifted to the left by `left` bits.  `both` keeps the four
+ * bytes that two vectors share: vector n + 4 follows n. */
+INLINE ivec level_of_band(const int type, const band_block *p, const int64_t first, const int j, const int left,
+                          const int n, ivec *both) {
     ivec v;
     switch (type) {
-    case GS_TYPE_Q2_K: return bits_of(dwords_of(p, 4 + 2 * first + n), 2 * j, 3);
+    case GS_TYPE_Q2_K: return bits_of(dwords_of(p, 4 + 2 * first + n), 2 * j - left, 3 << left);
     case GS_TYPE_Q3_K:
-        return IVEC_OR_AND(bits_of(dwords_of(p, 8 + 2 * first + n), 2 * j, 3),
-                           by_bits(dwords_of(p, first + n % 4), j + n / 4 * 4 - 2), IVEC_SET1_8(4));
+        return IVEC_OR_AND(bits_of(dwords_of(p, 8 + 2 * first + n), 2 * j - left, 3 << left),
+                           by_bits(dwords_of(p, first + n % 4), j + n / 4 * 4 - 2 - left), IVEC_SET1_8(4 << left));
     case GS_TYPE_Q4_K: return bits_of(dwords_of(p, 3 + 4 * first + j / 2 * 8 + n), j % 2 * 4, 15);
     case GS_TYPE_Q5_K:
         return IVEC_OR_AND(bits_of(dwords_of(p, 11 + 4 * first + j / 2 * 8 + n), j % 2 * 4, 15),
@@ -119,17 +120,17 @@ INLINE void levels_of_band(const int type, const band_block *p, const int64_t fi
     ivec both;
     UNROLL for (int i = 0; i < LEVELS_OF_BAND; i++) {
         const int n = order_of_levels(type, i);
-        v[n] = level_of_band(type, p, first, j, n, &both);
+        v[n] = level_of_band(type, p, first, j, 0, n, &both);
     }
 }
 
 /* -- scales -------------------------------------------------------------------------------------------------------- */
 
 /* What the eight steps of a block of 256 elements share: the integer scales and minima, four to a lane, those of IQ4_XS
- * as they are in blocks, those of Q3_K plus 32; d; and minus dmin. */
+ * as they are in blocks, those of Q3_K plus 32; d; minus dmin; and d for levels that are shifted (band_step). */
 typedef struct band_scales {
     ivec scale[4], least[4];
-    vec d, dmin;
+    vec d, dmin, d_of_odd;
 } band_scales;
 
 INLINE void begin_band(const int type, const band_block *p, band_scales *of) {
@@ -242,9 +243,11 @@ INLINE int summed_in_16_bits(const int type) {
 #endif
 
 /* Begins the sums of the first half of a step, or of the second one, or of all 32 elements. */
-INLINE void begin_sums(const int type, const int N, const int h, const gs_cell_q *const *y, band_sums *sums) {
+INLINE void begin_sums(const int type, const int N, const int h, const int left, const gs_cell_q *const *y,
+                       band_sums *sums) {
     UNROLL for (int c = 0; c < N; c++) {
         int32_t begin = !has_offset(type) ? 0 : halves_of(type) == 1 ? y[c]->both : h ? y[c]->high : y[c]->low;
+        begin = (int32_t)((uint32_t)begin << left);
         if (summed_in_16_bits(type) && joins_halves(type))
             begin &= 0xffff;
         sums->dot[c] = has_offset(type) ? IVEC_SET1(begin) : IVEC_ZERO;
@@ -290,7 +293,8 @@ INLINE int is_read_in_order(const int type) {
  * place of the cells after number `last`, that one is read. */
 INLINE void band_step(const int type, const int N, const int64_t last, const band_block *p, const int64_t first,
                       const int j, const band_scales *of, const gs_cell_q *cells, vec *acc[BAND_COLUMNS]) {
-    const int halves = halves_of(type), each = LEVELS_OF_BAND / halves;
+    /* Levels of odd steps stay two bits higher where that saves shifts: the step before has the same bytes. */
+    const int halves = halves_of(type), each = LEVELS_OF_BAND / halves, left = joins_halves(type) ? j % 2 * 2 : 0;
     const gs_cell_q *y[BAND_COLUMNS];
     band_sums sums, of_first;
     UNROLL for (int c = 0; c < N; c++)
@@ -304,10 +308,10 @@ INLINE void band_step(const int type, const int N, const int64_t last, const ban
         scales_of_band(type, p, first, j, of, s, m);
     }
     UNROLL for (int h = 0; h < halves; h++) {
-        begin_sums(type, N, h, y, &sums);
+        begin_sums(type, N, h, left, y, &sums);
         UNROLL for (int i = h * each; i < h * each + each; i++) {
             const int n = order_of_levels(type, i);
-            add_levels(type, N, level_of_band(type, p, first, j, n, &both), n, i, y, &sums);
+            add_levels(type, N, level_of_band(type, p, first, j, left, n, &both), n, i, y, &sums);
         }
         if (joins_halves(type)) {
             if (h == 0)
@@ -331,10 +335,9 @@ INLINE void band_step(const int type, const int N, const int64_t last, const ban
             sum = IVEC_ADD(IVEC_MADD(of_first.dot[c], words_of(scale, at, at)),
                            IVEC_MADD(sums.dot[c], words_of(scale, at + 1, at + 1)));
         } else {
-            ivec pair = IVEC_OR(IVEC_AND(of_first.dot[c], IVEC_SET1(0xffff)), IVEC_LEFT_32(sums.dot[c], 16));
-            sum = IVEC_MADD(pair, words_of(scale, at, at + 1));
+            sum = IVEC_MADD(IVEC_PAIRS(of_first.dot[c], sums.dot[c]), words_of(scale, at, at + 1));
         }
-        *acc[c] = VEC_FMA(VEC_OF_INT(sum), VEC_MUL(of->d, d), *acc[c]);
+        *acc[c] = VEC_FMA(VEC_OF_INT(sum), VEC_MUL(left > 0 ? of->d_of_odd : of->d, d), *acc[c]);
         if (has_min(type)) {
             sum = IVEC_MADD(words_of(of->least[first / 2 + j / 2], at, at + 1), IVEC_SET1(y[c]->both));
             *acc[c] = VEC_FMA(VEC_OF_INT(sum), VEC_MUL(of->dmin, d), *acc[c]);
@@ -379,6 +382,7 @@ INLINE void bands_q(const int type, const int N, int64_t n, const gs_product *of
                     if (joins_halves(type)) {   /* words_of */
                         held[i].d = VEC_MUL(held[i].d, VEC_SET1(1.0f / 256));
                         held[i].dmin = VEC_MUL(held[i].dmin, VEC_SET1(1.0f / 256));
+                        held[i].d_of_odd = VEC_MUL(held[i].d, VEC_SET1(1.0f / 4));
                     }
                 }
             for (int64_t k = 0; k < n_steps; k += straight) {
@@ -392,7 +396,8 @@ INLINE void bands_q(const int type, const int N, int64_t n, const gs_product *of
                         UNROLL for (int c = 0; c < N; c++)
                             sums[c] = &acc[c][i];
                         band_step(type, N, n - 1, &block, k, j, &held[i], y, sums);
-                        AFRESH();
+                        if (!(WIDE && joins_halves(type) && j % 2 == 0))    /* the next step has the same bytes */
+                            AFRESH();
                     }
                 }
             }

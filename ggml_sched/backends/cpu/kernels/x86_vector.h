@@ -126,6 +126,7 @@ typedef __m512i ivec;
 #define IVEC_SET1_128 _mm512_broadcast_i32x4
 #define IVEC_OR _mm512_or_si512
 #define IVEC_STORE(p, v) _mm512_storeu_si512(p, v)
+#define IVEC_PAIRS(a, b) _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16))   /* their lower words */
 #define IVEC_WHERE(v, bit, of) _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(v, IVEC_SET1_8(bit)), of)
 #define IVEC_ADD_8 _mm512_add_epi8
 #define IVEC_SUB_8 _mm512_sub_epi8
@@ -164,6 +165,7 @@ typedef __m256i ivec;
 #define IVEC_SET1_128 _mm256_broadcastsi128_si256
 #define IVEC_OR _mm256_or_si256
 #define IVEC_STORE(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define IVEC_PAIRS(a, b) _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa)
 #define IVEC_WHERE(v, bit, of) \
     _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, IVEC_SET1_8(bit)), IVEC_SET1_8(bit)), of)
 #define IVEC_ADD_8 _mm256_add_epi8
