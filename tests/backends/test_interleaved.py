@@ -9,6 +9,7 @@ from matrix_products import BLOCKS, assert_near, block_size, eight_bits, normal,
 
 import ggml_sched as gs
 from ggml_sched.backends.cpu._kernels import interleaves
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 BAND = 16
 
@@ -200,6 +201,23 @@ class TestWhatIsLeftOut:
             backend.interleave([a])
             monkeypatch.setenv("GGML_SCHED_ISA", "portable")
             assert_near(multiplied(backend, a, x), *product(w, eight_bits(x)))
+
+
+def test_queued_writes_come_first():
+    skip_unless_interleaved("q4_0")
+    (held, w), x = weights("q4_0", 32, 64), normal(1, 64)
+    with DeferredBackend("A", DeferredQueues()) as backend:
+        a = tensor_of(backend, "q4_0", 64, 32)
+        backend.set_tensor_async(a, np.ascontiguousarray(held).view(np.uint8).reshape(-1))
+        backend.interleave([a])
+        ctx = gs.Context()
+        b = ctx.tensor("f32", (64, 1))
+        node = ctx.mul_mat(a, b)
+        backend.alloc_tensors(ctx)
+        b.set(x)
+        backend.graph_compute(gs.Graph(node))
+        backend.synchronize()
+        assert_near(node.numpy(), *product(w, eight_bits(x)))
 
 
 class TestMemory:

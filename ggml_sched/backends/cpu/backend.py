@@ -236,6 +236,7 @@ class CpuBackend(HostBackend):
             buffer.memory   # noqa: B018 - BackendError if it is closed
             if self._pool is not None and can_interleave(tensor):
                 by_buffer.setdefault(buffer, []).append(tensor)
+        self.synchronize()      # a subclass may have queued writes of these tensors
         total = 0
         with self._lock:
             for buffer, members in by_buffer.items():
