@@ -159,10 +159,8 @@ int gs_build_node(const gs_node *node, int32_t position, gs_calls *to, gs_tables
     if (gs_count(node->layout.ne) == 0 && node->op != GS_OP_SET_ROWS) /* to a table without rows every id is a fault */
         return GS_OK;
     int status = with_copies(node, position, to, &made);
-    if (made != NULL) {         /* a product of copies must not be computed before they are made */
+    if (made != NULL)           /* a product of copies must not be computed before they are made */
         tables->product = NULL;
-        tables->interleaved = NULL;
-    }
     if (status == GS_OK)
         status = build_by_isa(made != NULL ? made : node, position, to, tables);
     if (status == GS_OK && made != NULL && made->data != node->data)
