@@ -393,8 +393,10 @@ class Backend(BackendBase):
         self._check_range(tensor, offset, len(view))
         if len(view):
             tensor.touch()
+            failures = self.failed[0]
             self.set_tensor_async(tensor, view, offset)
             self.synchronize()
+            self._check_failures(failures, "write to", tensor)
 
     def get_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  PlacementError
@@ -402,13 +404,23 @@ class Backend(BackendBase):
         view = memoryview(cast("Any", out)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
+            failures = self.failed[0]
             self.get_tensor_async(tensor, view, offset)
             self.synchronize()
+            self._check_failures(failures, "read", tensor)
+
+    def _check_failures(self, before: int, what: str, tensor: Tensor) -> None:
+        """BackendError if queued work has failed since there were `before` failures: what was queued after it was
+        dropped, and another thread has got the exception."""
+        if self.failed[0] != before:
+            raise BackendError(f"backend {self.name!r} did not {what} {label(tensor)}: queued work of another caller "
+                               f"has failed: {self.failed[1]}")
 
     def note_failure(self, error: BaseException) -> None:
         """Record in `failed` that a wait for queued work is about to raise the work's error.
 
         Only one caller gets that exception; others with queued work see from `failed` that their results are not valid.
+        So it is called before the error is forgotten: a thread that finds none must find the failure.
         """
         self.failed = (self.failed[0] + 1, str(error))
 

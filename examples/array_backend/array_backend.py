@@ -137,9 +137,10 @@ class QueuedBackend(BoundedBackend):
         event = self.event_new()
         self.event_record(event)
         self.event_synchronize(event)
-        error, self.error = self.error, None
+        error = self.error
         if error is not None:
-            self.note_failure(error)
+            self.note_failure(error)    # before the error is forgotten
+            self.error = None
             raise error
 
     def set_tensor_async(self, tensor, data, offset=0):

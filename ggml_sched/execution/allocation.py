@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from ggml_sched._core import PlanData, bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed, label
 from ggml_sched.backend import Backend, Buffer
-from ggml_sched.errors import GraphError, HazardError, each
+from ggml_sched.errors import BackendError, GraphError, HazardError, each
 from ggml_sched.execution._steps import (
     BoundCopy,
     BoundExperts,
@@ -255,7 +255,8 @@ class Allocation:
         """
         steps = self._next_steps(zero)
         recording = None if trace is None else trace.begin(self, len(steps))
-        self._failure_epoch = None if wait else pipeline.failure_epoch()
+        epoch = None if wait and not self._has_queues else pipeline.failure_epoch()
+        self._failure_epoch = None if wait else epoch
         observer = None if callback is None else Observer(callback, ask)
         is_straight = observer is None and self._is_ordered and (trace is None or not trace.waits_after_steps)
         keep_alive: KeepAlive = []
@@ -276,6 +277,11 @@ class Allocation:
         self._finish(observer)
         if wait:
             self._wait(None if is_straight else pipeline)
+            if epoch is not None and pipeline.failure_epoch() != epoch:
+                # Another thread has got the exception of queued work, after which a backend drops what is queued.
+                why = pipeline.last_failure
+                self.forget(why)
+                raise BackendError(f"queued work of another caller has failed, and this compute with it: {why}")
         else:
             self._defer(pipeline, keep_alive)
         if recording is not None:
@@ -327,6 +333,11 @@ class Allocation:
     def has_computed(self, node: Tensor) -> bool:
         """Whether a node has been computed since the tensors got their addresses, or a compute of it is queued."""
         return self._n_done == len(self.nodes) or self._positions[node] < self._n_done
+
+    @cached_property
+    def _has_queues(self) -> bool:
+        """Whether a backend may drop queued work of this compute after a failure that another thread gets."""
+        return any(backend.asynchronous for backend in self.backends)
 
     @cached_property
     def _positions(self) -> dict[Tensor, int]:

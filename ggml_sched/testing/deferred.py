@@ -158,9 +158,10 @@ class DeferredBackend(CpuBackend):
 
     def synchronize(self) -> None:
         self.queues.run_until(lambda: not self.queue)
-        if self.error is not None:
-            error, self.error = self.error, None
+        error = self.error
+        if error is not None:
             self.note_failure(error)
+            self.error = None
             raise error
 
     def event_new(self) -> DeferredEvent:

@@ -166,3 +166,41 @@ def test_the_exception_of_tensor_copy_has_a_note_with_the_tensor_and_both_backen
         with pytest.raises(ZeroDivisionError) as caught:
             gs.tensor_copy(x, y)
     assert caught.value.__notes__ == ["'x' was being copied from backend 'here' to backend 'there'"]
+
+
+class TestAnotherThreadGetsTheException:
+    """Work that fails is followed in the queue by work of another caller, which the backend drops."""
+
+    @pytest.fixture
+    def late(self):
+        late = DeferredBackend("late", DeferredQueues(0))
+        inherited = late.synchronize
+
+        def synchronize():
+            if late.queue:
+                late.queue.appendleft(lambda: 1 / 0)
+                with pytest.raises(ZeroDivisionError):      # of the other thread
+                    inherited()
+            inherited()
+
+        late.synchronize = synchronize
+        return late
+
+    @pytest.mark.parametrize("run", [compute, compute_observed, compute_queued])
+    def test_a_compute_that_was_dropped_is_an_error(self, late, run):
+        with gs.Scheduler([late], zero=True) as scheduler:
+            graph = two_nodes()
+            with pytest.raises(gs.Error, match="division by zero"):
+                run(scheduler, graph)
+                graph.nodes[-1].numpy()
+            with pytest.raises(gs.HazardError):
+                graph.nodes[-1].numpy()
+
+    def test_bytes_that_were_not_moved_are_an_error(self, late):
+        ctx = gs.Context()
+        weight = ctx.tensor("f32", 4, "w")
+        late.alloc_tensors(ctx)
+        with pytest.raises(gs.BackendError, match="'late' did not write to .*division by zero"):
+            weight.set(np.ones(4, np.float32))
+        with pytest.raises(gs.BackendError, match="'late' did not read .*division by zero"):
+            late.get_tensor(weight, np.empty(4, np.float32))

@@ -142,10 +142,14 @@ class StoreQueue:
             finally:
                 self.stalled += time.perf_counter() - began
 
-    def synchronize(self) -> BaseException | None:
-        """Wait until every task was executed or skipped; returns the exception of a task, once."""
+    def synchronize(self, note: Callable[[BaseException], object] | None = None) -> BaseException | None:
+        """Wait until every task was executed or skipped; returns the exception of a task, once, after `note` of it."""
         self.mark().latch.wait()
-        error, self._error = self._error, None
+        error = self._error
+        if error is not None:
+            if note is not None:
+                note(error)
+            self._error = None
         return error
 
     @property

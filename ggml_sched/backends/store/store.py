@@ -247,9 +247,8 @@ class Store(HostBackend):
         return True
 
     def synchronize(self) -> None:
-        error = self._queue.synchronize()
+        error = self._queue.synchronize(self.note_failure)
         if error is not None:
-            self.note_failure(error)
             raise error
 
     def event_new(self) -> StoreEvent:
