@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from ggml_sched._graph import Graph, Tensor, label
 from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
-from ggml_sched.errors import BackendLost, PlacementError
+from ggml_sched.errors import BackendLost, OutOfMemory, PlacementError
 from ggml_sched.planning.envelopes import FETCHED, PIECE
 from ggml_sched.remote.answers import ask_ahead, asked
 from ggml_sched.remote.files import SMALLEST, digest_of
@@ -156,6 +156,8 @@ class RemoteBackend(Backend):
         """{tensor that was read or written: its form in messages}."""
         self._fetched: list[_Fetched] = []
         """Outputs of the splits that were computed last; empty once anything else is queued on this backend."""
+        if [there["name"] for there in worker.facts].count(facts["name"]) == 1:
+            self.session.names.setdefault((self.worker, facts["name"]), self.name)
         self.session.on_failure(self.note_failure)
 
     # -- commands --------------------------------------------------------------------------------------
@@ -232,8 +234,10 @@ class RemoteBackend(Backend):
             buffer = RemoteBuffer(self, size)
             buffer.number = number
             buffer._garbage = self._when_garbage(buffer, "free", number)
-        except BaseException:
+        except BaseException as error:
             self._give_up("free", number)
+            if isinstance(error, OutOfMemory):
+                error.backend = self.name       # the worker has another name for it
             raise
         return buffer
 

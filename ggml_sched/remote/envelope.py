@@ -11,6 +11,7 @@ the network loses, repeats or reorders.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,29 +104,35 @@ RAISED |= {kind.__name__: kind for kind in (TypeError, ValueError, KeyError, Ind
 
 
 def error_values(error: BaseException, worker: str) -> dict[str, Any]:
-    """An exception as values of a message: its type's name, its text and notes, and the numbers of OutOfMemory."""
+    """An exception as values of a message: its type's name, its text and notes, and the backend and the
+    numbers of OutOfMemory."""
     kind = next((c.__name__ for c in type(error).__mro__ if RAISED.get(c.__name__) is c), "BackendError")
     said = str(error) if kind == type(error).__name__ else f"{type(error).__name__}: {error}"
     values = {"type": kind, "text": said[:1 << 14], "notes": [str(note)[:1 << 12] for note in
                                                     getattr(error, "__notes__", ())][:16], "worker": worker}
     if isinstance(error, OutOfMemory):
         values["bytes"] = [error.needed, error.available]
+        if isinstance(error.backend, str):
+            values["backend"] = error.backend[:1 << 10]
     return values
 
 
-def error_of(values: dict[str, Any]) -> Exception:
-    """The exception of `error_values`, with a note that names the worker; BackendError for a type that is not known."""
+def error_of(values: dict[str, Any], names: Mapping[tuple[str, str], str]) -> Exception:
+    """The exception of `error_values`, with a note that names the worker; BackendError for a type that is not known.
+    `names`: {(worker, name of its backend): the name that the driver has for that backend}."""
     said, worker = str(values.get("text", "")), str(values.get("worker", ""))
     kind = RAISED.get(str(values.get("type")), BackendError)
     error: Exception
+    backend = None
     if kind is OutOfMemory:
         pair = values.get("bytes")
         needed, available = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
-        error = OutOfMemory(said, worker, *(n if isinstance(n, int) else None for n in (needed, available)))
+        backend = names.get((worker, str(values.get("backend"))))
+        error = OutOfMemory(said, backend, *(n if isinstance(n, int) else None for n in (needed, available)))
     else:
         error = kind(said)
     notes = values.get("notes")
     for note in notes if isinstance(notes, list) else ():
         error.add_note(str(note))
-    error.add_note(f"worker {worker!r} raised this")
+    error.add_note(f"worker {worker!r} raised this" + (f" for backend {backend!r}" if backend else ""))
     return error

@@ -138,6 +138,8 @@ class Session:
         self.links: dict[tuple[str, str], tuple[float, float]] = {}
         """{(from, to): (bytes a second, seconds a copy)} of the links that were measured, by names of backends, and
         "driver" for this process."""
+        self.names: dict[tuple[str, str], str] = {}
+        """{(worker, name of its backend): name of the first RemoteBackend of it}, for errors."""
         self.sharers: Counter[str] = Counter()
         """{machine: the number of its backends without a bound of their own, which share its memory}."""
         self._pid = os.getpid()
@@ -306,7 +308,7 @@ class Session:
             if answer is None:
                 raise self._taken() or self._lost_error(worker)
             if answer.error is not None:
-                raise error_of(answer.error)
+                raise error_of(answer.error, self.names)
             return answer.answers
 
     def _send(self, kind: str, pending: _Pending) -> int:
@@ -477,7 +479,7 @@ class Session:
             return
         if answer.session != self.name:
             if not answer.session and answer.error is not None:
-                self._error = self._error or error_of(answer.error)
+                self._error = self._error or error_of(answer.error, self.names)
             return
         if answer.kind == "close":
             self._open.difference_update(answer.answers)
@@ -516,7 +518,7 @@ class Session:
         sent.answer = answer
         if answer.error is not None:
             if not sent.is_call:
-                self._error = self._error or error_of(answer.error)
+                self._error = self._error or error_of(answer.error, self.names)
             return
         for key, out in sent.outs.items():
             block = answer.blocks.get(key)

@@ -168,7 +168,7 @@ class Worker:
             if self.held_bytes > MAX_MESSAGES and envelope.error is None:
                 envelope.error = error_values(OutOfMemory(
                     f"worker {self.name!r} holds {self.held_bytes} bytes of messages, more than {MAX_MESSAGES}",
-                    self.name, self.held_bytes, MAX_MESSAGES), self.name)
+                    None, self.held_bytes, MAX_MESSAGES), self.name)
             self._execute(session, envelope, segment)
             out = session.sent[number] = self._passed_on(envelope)
             self.held_bytes += sum(len(message) for _, message in out)

@@ -109,7 +109,7 @@ def attack(seed, n):
                         found = Envelope.read(answer)
                         if found.error is not None:
                             refused += 1
-                            assert isinstance(error_of(found.error), (gs.Error, TypeError, ValueError))
+                            assert isinstance(error_of(found.error, {}), (gs.Error, TypeError, ValueError))
                 worker.close_session(stranger)
                 for name in [name for name in worker.sessions if name != cluster.session.name]:
                     worker.close_session(name)

@@ -255,6 +255,10 @@ def test_a_bound_on_memory_is_enforced_by_the_worker():
         with pytest.raises(gs.OutOfMemory, match="524289 bytes needed, 524288 left") as raised:
             backend.alloc_buffer((1 << 19) + 1)
         assert (raised.value.needed, raised.value.available) == ((1 << 19) + 1, 1 << 19)
+        assert raised.value.backend == backend.name == "w0:CPU"
+        with pytest.raises(gs.OutOfMemory) as raised:
+            gs.remote.RemoteBackend(cluster.workers[0], name="mine").alloc_buffer(1 << 20)
+        assert raised.value.backend == "mine"
         buffer.close()
         backend.alloc_buffer(1 << 20).close()
 

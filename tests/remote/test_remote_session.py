@@ -486,8 +486,25 @@ def test_a_split_that_fails_at_its_registration_is_registered_at_the_next_comput
             with pytest.raises(gs.OutOfMemory, match="no work memory") as raised:
                 scheduler.compute(graph)
             assert any("MUL_MAT" in note for note in raised.value.__notes__)
+            assert raised.value.backend == cluster.backends[0].name == "w0:CPU"
+            assert "worker 'w0' raised this for backend 'w0:CPU'" in raised.value.__notes__
             scheduler.compute(graph)
             assert np.array_equal(y.numpy(), np.full((2, 16), 2.0, np.float32))
+
+
+def test_no_backend_is_named_where_a_worker_has_two_of_the_name_in_an_error(ctx):
+    class Full(gs.CpuBackend):
+        def graph_plan_create(self, graph):
+            raise gs.OutOfMemory("no work memory", self.name, 2, 1)
+
+    with simulated(1, backends=lambda: [Full(1, name="CPU"), gs.CpuBackend(1, name="CPU")]) as cluster:
+        graph, x, _y, _held = products(ctx, cluster.backends[0])
+        with gs.Scheduler(cluster.backends) as scheduler:
+            scheduler.alloc(graph)
+            x.set(np.ones((2, 16), np.float32))
+            with pytest.raises(gs.OutOfMemory, match="no work memory") as raised:
+                scheduler.compute(graph)
+            assert raised.value.backend is None
 
 
 @pytest.mark.parametrize("when", range(1, 4))
