@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.envelope import DRIVER
@@ -48,6 +51,8 @@ class Processes:
             for name in workers:
                 self._connect(name)
         except BaseException:
+            for process in self.processes.values():
+                process.kill()      # they hold nothing yet, and would wait for a connection
             self.close()
             raise
 
@@ -71,9 +76,10 @@ class Processes:
         if how.memory is not None:
             arguments.append(f"--memory={how.memory}")
         try:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "ggml_sched.remote.serve", "--name", name, "--folder", str(self._folder),
-                 *arguments], stdin=subprocess.DEVNULL)
+            with _interrupted_after():
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "ggml_sched.remote.serve", "--name", name, "--folder", str(self._folder),
+                     *arguments], stdin=subprocess.DEVNULL)
         except OSError as error:
             raise BackendError(f"no process for worker {name!r} can be started: {error}") from error
 
@@ -117,6 +123,26 @@ class Processes:
 
     def close(self) -> None:
         self._stop()
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """While a worker is started: an interrupt is raised afterwards, when the worker is known and can be ended.  Ctrl-C
+    goes to the workers, too, which ignore it once they have started; until then they inherit that it is blocked."""
+    mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), signal.getsignal(signal.SIGINT)
+    came: list[tuple[int, FrameType | None]] = []
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        handler = None
+    else:       # another thread, of a library, may take the signal
+        signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if callable(handler) and came:
+            handler(*came[0])
 
 
 def _folder() -> Path:

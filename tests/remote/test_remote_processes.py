@@ -105,6 +105,25 @@ def test_a_stopped_worker_is_lost_at_the_deadline(ctx):
                 os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.1, 0.3])
+def test_an_interrupt_while_workers_start_is_that_of_the_caller_alone(tmp_path, seconds):
+    code = ("import ggml_sched as gs, ggml_sched.remote.processes\n"
+            "try:\n"
+            "    print('starts', flush=True)\n"
+            "    with gs.remote.connect(workers=3, threads=1, transport='processes'):\n"
+            "        __import__('time').sleep(60)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted')")
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              start_new_session=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert driver.stdout.readline() == "starts\n"
+    time.sleep(seconds)
+    os.killpg(driver.pid, signal.SIGINT)        # as a terminal does
+    start = time.monotonic()
+    assert driver.communicate(timeout=60) == ("interrupted\n", "")     # the pipes end once all workers have ended
+    assert driver.returncode == 0 and time.monotonic() - start < 8 and not [*tmp_path.iterdir()]
+
+
 def test_workers_end_with_the_driver_however_it_ends(tmp_path):
     code = ("import os, ggml_sched as gs\n"
             "cluster = gs.remote.connect(workers=2, threads=1, transport='processes')\n"
