@@ -246,7 +246,8 @@ def _opened(args: argparse.Namespace, stack: ExitStack) -> list[Backend]:
         n_workers += len(workers)
         # Ray gives each worker a GPU of its own, the only one that the worker sees.
         options = {"num_gpus": 1} if transport == "ray" and kind == ["cuda"] else None
-        cluster = stack.enter_context(remote.connect(args.ray, workers, kind or ["cpu"], args.threads,
+        address = args.ray if transport == "ray" else None
+        cluster = stack.enter_context(remote.connect(address, workers, kind or ["cpu"], args.threads,
                                                      transport=transport, options=options))
         found += cluster.backends
     return found

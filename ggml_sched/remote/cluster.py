@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from operator import index
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
+from ggml_sched.backend import number_of_bytes
 from ggml_sched.errors import BackendError, BackendLost, OutOfMemory
 from ggml_sched.planning.envelopes import PIECE
 from ggml_sched.remote.answers import asked
 from ggml_sched.remote.backend import RemoteBackend, RemoteWorker
 from ggml_sched.remote.session import Session
-from ggml_sched.remote.transport import StartingTransport, Transport, WorkerOptions, check_names, machine
+from ggml_sched.remote.transport import (
+    StartingTransport,
+    Transport,
+    WorkerOptions,
+    check_names,
+    checked_deadline,
+    machine,
+)
 
 if TYPE_CHECKING:
     from ggml_sched.backend import Backend
@@ -21,6 +30,8 @@ __all__ = ["Cluster", "cluster_of", "connect"]
 
 AGAIN = "~"
 """Stands between the name of a worker and the number of its start, where the worker replaces a lost one."""
+NAME_BYTES = 40
+"""The most bytes of the name of a worker: it is a part of the path of a socket, as what follows AGAIN is."""
 
 
 class Cluster:
@@ -62,6 +73,8 @@ class Cluster:
         for a name of a worker that is not lost; the error of queued work, unless that is the loss of the worker in
         whose place this one comes.
         """
+        how = _checked_options(backends, threads, memory)
+        _short(check_names([worker]))
         transport = self.session.transport
         if not isinstance(transport, StartingTransport):
             raise BackendError(f"{transport!r} starts no workers")
@@ -75,7 +88,7 @@ class Cluster:
             error = self.session.take_error()
             if error is not None and not (isinstance(error, BackendLost) and error.worker == last):
                 raise error
-            transport.add(id_, WorkerOptions(backends, threads, memory))
+            transport.add(id_, how)
             self.session.add(id_)
             try:
                 joined = self._join(id_, worker)
@@ -146,6 +159,51 @@ def cluster_of(transport: Transport, deadline: float = 60.0) -> Cluster:
         raise
 
 
+def _names(workers: int | Iterable[str]) -> list[str]:
+    """The names of workers that are given by their number or by their names."""
+    if isinstance(workers, str | bytes):
+        raise TypeError(f"workers are their number or a list of their names, such as [{workers!r}]")
+    if isinstance(workers, Iterable):
+        names = [*workers]
+    else:
+        names = [f"w{i}" for i in range(_whole(workers, "workers are their number or a list of their names"))]
+    if not names:
+        raise ValueError("a cluster has one worker or more")
+    return names
+
+
+def _short(names: Sequence[str]) -> Sequence[str]:
+    """The names of workers; ValueError for one that is longer than NAME_BYTES."""
+    for name in names:
+        if len(name.encode()) > NAME_BYTES:
+            raise ValueError(f"the name of a worker has {len(name.encode())} bytes, at most {NAME_BYTES}: "
+                             f"{name[:20]!r}...")
+    return names
+
+
+def _whole(value: Any, what: str) -> int:
+    """`value` as an int; TypeError if it is no integer."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{what}, not {value!r}")
+    return index(value)
+
+
+def _checked_options(backends: Sequence[str], threads: int | None, memory: int | None) -> WorkerOptions:
+    """How a worker is started; TypeError or ValueError for what no worker could start with."""
+    if isinstance(backends, str):
+        raise ValueError(f"backends are a list of names, such as [{backends!r}]")
+    names = [*backends]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"backends are {names!r}: a list of one name or more")
+    if threads is not None:
+        threads = _whole(threads, "threads are the number of threads of a worker")
+        if threads < 1:
+            raise ValueError(f"a worker with {threads} threads: 1 or more")
+    if memory is not None:
+        memory = number_of_bytes(memory, "the memory of a worker")
+    return WorkerOptions(names, threads, memory)
+
+
 def connect(address: str | None = None, workers: int | Sequence[str] = 2, backends: Sequence[str] = ("cpu",),
             threads: int | None = None, memory: int | None = None, deadline: float = 60.0, transport: str = "ray",
             options: Mapping[str, Any] | None = None) -> Cluster:
@@ -159,19 +217,22 @@ def connect(address: str | None = None, workers: int | Sequence[str] = 2, backen
 
     The links between the workers are measured, see `Cluster.measure`.
 
-    Raises BackendError if Ray is missing, does not start or does not answer, or a worker does not start; ValueError for
-    an unknown transport, a deadline that is not above 0, and names that are equal or have a slash.
+    Raises BackendError if Ray is missing, does not start or does not answer, or a worker does not start.  Before a
+    worker starts: TypeError for an argument of a wrong type; ValueError for an unknown transport, a deadline that is
+    not above 0, fewer than one worker, backend or thread, names of workers that are equal, longer than 40 bytes or no
+    names of files, and an address or options of Ray for processes.
     """
-    if isinstance(backends, str):
-        raise ValueError(f"backends are a list of names, such as [{backends!r}]")
-    if not deadline > 0:
-        raise ValueError(f"a deadline of {deadline} s: more than 0")
-    names = [f"w{i}" for i in range(workers)] if isinstance(workers, int) else [*workers]
-    if not names:
-        raise ValueError("a cluster has one worker or more")
+    checked_deadline(deadline)
+    names = _names(workers)
     if transport not in ("ray", "processes"):
         raise ValueError(f"transport {transport!r} is neither 'ray' nor 'processes'")
-    how = dict.fromkeys(check_names(names), WorkerOptions(backends, threads, memory))
+    if not isinstance(address, str | None):
+        raise TypeError(f"the address of a Ray cluster is a text, not {address!r}")
+    if not isinstance(options, Mapping | None):
+        raise TypeError(f"options of Ray's actors are a mapping, not {options!r}")
+    if transport == "processes" and (address is not None or options):
+        raise ValueError(f"{'options' if address is None else f'address {address!r}'}: for Ray, not for processes")
+    how = dict.fromkeys(_short(check_names(names)), _checked_options(backends, threads, memory))
     carrier: StartingTransport
     if transport == "processes":
         from ggml_sched.remote.processes import Processes

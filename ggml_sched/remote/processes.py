@@ -78,7 +78,7 @@ class Processes:
         try:
             with _interrupted_after():
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "ggml_sched.remote.serve", "--name", name, "--folder", str(self._folder),
+                    [sys.executable, "-m", "ggml_sched.remote.serve", f"--name={name}", f"--folder={self._folder}",
                      *arguments], stdin=subprocess.DEVNULL)
         except OSError as error:
             raise BackendError(f"no process for worker {name!r} can be started: {error}") from error

@@ -26,7 +26,7 @@ from ggml_sched.errors import BackendError, BackendLost
 from ggml_sched.planning.envelopes import PIECE, Visits
 from ggml_sched.remote.envelope import FREES, Command, Envelope, Segment, error_of
 from ggml_sched.remote.messages import MessageError
-from ggml_sched.remote.transport import RELAY_BYTES, Transport
+from ggml_sched.remote.transport import RELAY_BYTES, Transport, checked_deadline
 
 __all__ = ["COMPUTED", "NOTHING", "Doing", "Out", "Session", "Take"]
 
@@ -125,10 +125,8 @@ class Session:
     """
 
     def __init__(self, transport: Transport, deadline: float = 60.0) -> None:
-        if not deadline > 0:
-            raise ValueError(f"a deadline of {deadline} s: more than 0")
         self.transport = transport
-        self.deadline = deadline
+        self.deadline = checked_deadline(deadline)
         self.name: str = uuid.uuid4().hex
         self.lost: dict[str, BackendLost] = {}
         self.epoch: int = 0

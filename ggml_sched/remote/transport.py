@@ -6,9 +6,10 @@ import platform
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, SupportsFloat, runtime_checkable
 
-__all__ = ["RELAY_BYTES", "StartingTransport", "Transport", "WorkerOptions", "check_names", "machine"]
+__all__ = ["RELAY_BYTES", "StartingTransport", "Transport", "WorkerOptions", "check_names", "checked_deadline",
+           "machine"]
 
 RELAY_BYTES = 1 << 20
 """The most bytes of a message with a route: channels of Ray's relay grow to the largest message that they have had, and
@@ -79,11 +80,25 @@ class StartingTransport(Transport, Protocol):
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
     """The names of workers as a tuple; ValueError unless they differ, none is empty or the driver's, and each can be
     the name of a file."""
+    if any(not isinstance(name, str) or "/" in name or "\0" in name or name in (".", "..") for name in names):
+        raise ValueError(f"names of workers are {_shown(names)}: texts without slashes, and not '.' or '..'")
     if len(set(names)) != len(names) or "driver" in names or not all(names):
-        raise ValueError(f"names of workers are {list(names)}: they differ, and none is 'driver' or empty")
-    if any(not isinstance(name, str) or "/" in name or "\0" in name for name in names):
-        raise ValueError(f"names of workers are {list(names)}: texts without slashes")
+        raise ValueError(f"names of workers are {_shown(names)}: they differ, and none is 'driver' or empty")
     return tuple(names)
+
+
+def _shown(names: Sequence[str]) -> str:
+    said = repr([*names])
+    return said if len(said) <= 200 else f"{said[:197]}..."
+
+
+def checked_deadline(deadline: float) -> float:
+    """`deadline`; TypeError if it is no number, ValueError unless it is above 0."""
+    if not isinstance(deadline, SupportsFloat):
+        raise TypeError(f"a deadline is a number of seconds, not {deadline!r}")
+    if not deadline > 0:
+        raise ValueError(f"a deadline of {deadline} s: more than 0")
+    return deadline
 
 
 @cache

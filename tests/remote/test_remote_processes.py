@@ -105,6 +105,40 @@ def test_a_stopped_worker_is_lost_at_the_deadline(ctx):
                 os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("arguments, kind, said", [
+    ({"workers": "gpu"}, TypeError, r"such as \['gpu'\]"), ({"workers": 2.0}, TypeError, "names, not 2.0"),
+    ({"workers": True}, TypeError, "names, not True"), ({"workers": -1}, ValueError, "one worker or more"),
+    ({"workers": [".."]}, ValueError, "not '.' or '..'"), ({"workers": [1, 2]}, ValueError, "texts"),
+    ({"workers": [[]]}, ValueError, "texts"), ({"workers": ["x" * 300]}, ValueError, "has 300 bytes, at most 40"),
+    ({"memory": -1}, ValueError, "negative"), ({"memory": 1.5}, TypeError, "number of bytes, not 1.5"),
+    ({"threads": 0}, ValueError, "1 or more"), ({"threads": "2"}, TypeError, "not '2'"),
+    ({"backends": []}, ValueError, "one name or more"), ({"backends": [1]}, ValueError, "one name or more"),
+    ({"deadline": None}, TypeError, "not None"), ({"deadline": float("nan")}, ValueError, "more than 0"),
+    ({"options": {"num_gpus": 1}}, ValueError, "options: for Ray"), ({"options": 3}, TypeError, "mapping, not 3"),
+    ({"address": "auto"}, ValueError, "address 'auto': for Ray"), ({"address": 3}, TypeError, "text, not 3")])
+def test_wrong_arguments_are_errors_before_a_worker_starts(monkeypatch, arguments, kind, said):
+    def started(*arguments, **keywords):
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(kind, match=said):
+        gs.remote.connect(**{"transport": "processes", "workers": 1, **arguments})
+
+
+def test_a_worker_has_any_name_that_a_file_may_have():
+    names = ["-x", "a b", "ü", "y" * 40]
+    with gs.remote.connect(workers=names, threads=1, transport="processes") as cluster:
+        assert [worker.name for worker in cluster.workers] == names
+        cluster.session.transport.processes["y" * 40].kill()
+        cluster.session.transport.processes["y" * 40].wait()
+        assert cluster.join("y" * 40)[0].worker == "y" * 40 + "~2"
+        for arguments, kind in ((("y" * 41,), ValueError), (("..",), ValueError), (("n", "cpu"), ValueError),
+                                (("n", ["cpu"], 0), ValueError), (("n", ["cpu"], 1, -1), ValueError)):
+            with pytest.raises(kind):
+                cluster.join(*arguments)
+    assert len(cluster.session.transport.processes) == 5
+
+
 @pytest.mark.parametrize("seconds", [0.02, 0.1, 0.3])
 def test_an_interrupt_while_workers_start_is_that_of_the_caller_alone(tmp_path, seconds):
     code = ("import ggml_sched as gs, ggml_sched.remote.processes\n"
