@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from ggml_sched.errors import BackendError
 from ggml_sched.remote.envelope import DRIVER
@@ -46,10 +47,10 @@ class Processes:
         self._mesh = Mesh(DRIVER, self._folder)
         self._stop = weakref.finalize(self, _ended, self._mesh, self.processes, self._folder, os.getpid())
         try:
-            for name, how in workers.items():
-                self._start(name, how)
-            for name in workers:
-                self._connect(name)
+            with contextlib.ExitStack() as stack:
+                reasons = {name: self._start(name, how, stack) for name, how in workers.items()}
+                for name, reason in reasons.items():
+                    self._connect(name, reason)
         except BaseException:
             for process in self.processes.values():
                 process.kill()      # they hold nothing yet, and would wait for a connection
@@ -59,8 +60,8 @@ class Processes:
     def add(self, worker: str, how: WorkerOptions) -> None:
         check_names([*self.processes, worker])
         try:
-            self._start(worker, how)
-            self._connect(worker)
+            with contextlib.ExitStack() as stack:
+                self._connect(worker, self._start(worker, how, stack))
         except BaseException:
             process = self.processes.pop(worker, None)      # so that a new worker may get the name
             if process is not None:
@@ -69,7 +70,9 @@ class Processes:
             (self._folder / worker).unlink(missing_ok=True)
             raise
 
-    def _start(self, name: str, how: WorkerOptions) -> None:
+    def _start(self, name: str, how: WorkerOptions, stack: contextlib.ExitStack) -> BinaryIO:
+        """Start a worker; returns the file, which `stack` closes, where it writes why it does not start."""
+        reason = stack.enter_context(tempfile.TemporaryFile())      # noqa: SIM115 - the stack closes it
         arguments = [f"--backend={backend}" for backend in how.backends]
         if how.threads is not None:
             arguments.append(f"--threads={how.threads}")
@@ -79,15 +82,21 @@ class Processes:
             with _interrupted_after():
                 self.processes[name] = subprocess.Popen(
                     [sys.executable, "-m", "ggml_sched.remote.serve", f"--name={name}", f"--folder={self._folder}",
-                     *arguments], stdin=subprocess.DEVNULL)
+                     f"--reason={reason.fileno()}", *arguments],
+                    stdin=subprocess.DEVNULL, pass_fds=[reason.fileno()])
         except OSError as error:
             raise BackendError(f"no process for worker {name!r} can be started: {error}") from error
+        return reason
 
-    def _connect(self, name: str) -> None:
+    def _connect(self, name: str, reason: BinaryIO) -> None:
         end = time.monotonic() + STARTS_WITHIN
         while not self._mesh.connect(name):
             status = self.processes[name].poll()
             if status is not None:
+                reason.seek(0)
+                said = reason.read().decode(errors="replace").strip()
+                if said:
+                    raise BackendError(said)
                 raise BackendError(f"worker {name!r} ended with status {status} before it was ready; what it said "
                                    "stands on standard error")
             if time.monotonic() > end:

@@ -125,6 +125,23 @@ def test_wrong_arguments_are_errors_before_a_worker_starts(monkeypatch, argument
         gs.remote.connect(**{"transport": "processes", "workers": 1, **arguments})
 
 
+@pytest.mark.parametrize("factory, said", [
+    ("gc:enable", "gc:enable returned None"), ("builtins:list", "builtins:list returned []"),
+    ("gc:get_threshold", "gc:get_threshold returned [700, "), ("ggml_sched:CpuBackend", "<CpuBackend 'CPU'>"),
+    ("no_such_module:f", "ModuleNotFoundError: No module named"), ("gc:f", "AttributeError: module 'gc' has no"),
+    ("nope", "backend 'nope'; known: cpu")])
+def test_the_error_of_a_worker_without_backends_says_why(capfd, factory, said):
+    with pytest.raises(gs.BackendError, match="worker 'w1' does not start: ") as raised:
+        gs.remote.connect(workers=["w1"], backends=[factory], transport="processes")
+    assert said in str(raised.value) and capfd.readouterr().err == ""
+
+
+def test_a_factory_that_raises_is_the_error_with_its_traceback_on_standard_error(capfd):
+    with pytest.raises(gs.BackendError, match="worker 'w0' does not start: TypeError: "):
+        gs.remote.connect(workers=1, backends=["operator:neg"], transport="processes")
+    assert "in backends_of\n" in capfd.readouterr().err
+
+
 def test_a_worker_has_any_name_that_a_file_may_have():
     names = ["-x", "a b", "ü", "y" * 40]
     with gs.remote.connect(workers=names, threads=1, transport="processes") as cluster:
@@ -189,14 +206,15 @@ def test_a_worker_whose_connection_ends_leaves_the_folder_to_a_driver_that_lives
 
 
 def test_a_worker_that_does_not_start_is_an_error():
-    with pytest.raises(gs.BackendError, match="worker 'w0' ended with status"):
+    with pytest.raises(gs.BackendError, match="worker 'w0' does not start: ModuleNotFoundError: No mod"):
         gs.remote.connect(workers=1, backends=["no.such.module:factory"], transport="processes")
 
 
 def test_a_worker_that_cannot_make_its_backend_says_so_in_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-m", "ggml_sched.remote.serve", "--name", "w", "--folder", str(tmp_path),
                            "--backend", "nothing:Nowhere"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "worker 'w': No module named 'nothing'\n")
+    said = "worker 'w' does not start: ModuleNotFoundError: No module named 'nothing'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_a_child_of_a_fork_does_not_use_its_parents_workers(cluster):

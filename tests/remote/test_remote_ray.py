@@ -280,6 +280,8 @@ def test_a_cluster_that_does_not_start_leaves_nothing(local_ray):
     with pytest.raises(gs.BackendError, match="worker 'w0' does not start: ModuleNotFoundError: No module") as raised:
         gs.remote.connect(workers=1, backends=["no_such_module:function"])
     assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
+    with pytest.raises(gs.BackendError, match="worker 'w0' does not start: .*BackendError: gc:enable returned None: "):
+        gs.remote.connect(workers=1, backends=["gc:enable"])
     with pytest.raises(ValueError, match="they differ"):
         gs.remote.connect(workers=["a", "a"])
     end = time.monotonic() + 60
