@@ -46,14 +46,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("python_files", "ggml_sched/testing/test_backend.py")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):      # of pytest-xdist; the process that starts it has checked
+        _description(session.config)        # with -q, too, for which pytest asks for no header
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    return _description(config)
+
+
+def _description(config: pytest.Config) -> list[str]:
+    """The lines about the backend; UsageError if it cannot be made."""
     factory = factory_of(config)
     if factory is None:
         return []
-    try:
-        return factory.description()
-    except Exception as error:
-        raise pytest.UsageError(_described(factory.path, error)) from error
+    if DESCRIPTION not in config.stash:
+        try:
+            config.stash[DESCRIPTION] = factory.description()
+        except pytest.skip.Exception as skipped:
+            config.stash[DESCRIPTION] = [f"backend: none, {skipped}"]
+        except (Exception, SystemExit, pytest.fail.Exception) as error:
+            raise pytest.UsageError(_described(factory.path, error)) from error
+    return config.stash[DESCRIPTION]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,7 +132,7 @@ class Factory:
                 given["name"] = self.path.rpartition(":")[2]
         try:
             made = self._make(**given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.add_note(f"raised by --backend {self.path}, called with {given or 'nothing'}")
             raise
         if not isinstance(made, gs.Backend):
@@ -153,7 +167,7 @@ def _parameters(target: Callable[..., object]) -> dict[str, object]:
         return {}
 
 
-def _described(path: str, error: Exception) -> str:
+def _described(path: str, error: BaseException) -> str:
     """The text of an exception in the code that --backend names: its last line of code, and the message with its
     notes."""
     return f"--backend {path}\n{''.join(traceback.format_exception(error, limit=-1)).rstrip()}"
@@ -171,3 +185,4 @@ def factory_of(config: pytest.Config) -> Factory | None:
 
 
 FACTORY = pytest.StashKey[Factory]()
+DESCRIPTION = pytest.StashKey[list[str]]()

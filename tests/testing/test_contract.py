@@ -506,15 +506,26 @@ def test_parts_and_ops_are_selected(run_suite):
 @pytest.mark.parametrize("name, said", [
     ("Missing", "has no attribute 'Missing'"), ("gs", "neither a class nor a function"),
     ("broken", "ValueError: no device"), ("broken", "line 3, in broken"),
-    ("nothing", "returned None, which is no ggml_sched.Backend")])
-def test_a_backend_that_can_not_be_made_is_named(pytester, name, said):
+    ("nothing", "returned None, which is no ggml_sched.Backend"), ("ends", "SystemExit: no driver")])
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_a_backend_that_can_not_be_made_is_named(pytester, name, said, quiet):
     pytester.makepyfile(mine="import ggml_sched as gs\ndef nothing(): pass\n"
-                             "def broken(): raise ValueError('no device')\n")
+                             "def broken(): raise ValueError('no device')\n"
+                             "def ends(): raise SystemExit('no driver')\n")
     done = pytester.runpytest_inprocess("-p", "ggml_sched.testing.plugin", "--pyargs", "ggml_sched.testing",
-                                        "--backend", f"mine:{name}")
+                                        "--backend", f"mine:{name}", *quiet)
     printed = done.stderr.str()
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert said in printed and f"--backend mine:{name}" in printed and "INTERNALERROR" not in printed
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_a_function_that_skips_skips_the_suite(pytester, quiet):
+    pytester.makepyfile(mine="import pytest\ndef absent(): pytest.skip('no device')\n")
+    done = pytester.runpytest_inprocess("-p", "ggml_sched.testing.plugin", "--pyargs", "ggml_sched.testing",
+                                        "--backend", "mine:absent", "-k", "TestMemory", *quiet)
+    assert done.ret == 0 and set(done.parseoutcomes()) == {"skipped", "deselected"}
+    assert bool(quiet) != ("backend: none, no device" in done.stdout.str())
 
 
 def test_an_error_in_the_module_of_a_backend_has_its_line(pytester):
