@@ -252,7 +252,10 @@ class RayActors:
         self.messages_relayed: int = 0
         self.messages_called: int = 0
         """How many messages took the relay, and how many were calls of the driver."""
-        self._options = {**({"num_cpus": 0} if OWN in ray.cluster_resources() else {}), **(options or {})}
+        resources = ray.cluster_resources()
+        self._limits: dict[str, float] | None = resources if OWN in resources else None
+        """The resources of a Ray that this package has started, which no other machine joins; None for another Ray."""
+        self._options = {**({"num_cpus": 0} if OWN in resources else {}), **(options or {})}
         self._ends_ray = ends_ray
         self._actors: dict[str, Any] = {}
         self._relay: _Relay | None = None
@@ -283,8 +286,24 @@ class RayActors:
             raise
 
     def _start(self, name: str, how: WorkerOptions) -> None:
-        made = ray.remote(**{"num_cpus": how.threads or 1, "max_restarts": 0, **self._options})(_Actor)
+        options = {"num_cpus": how.threads or 1, "max_restarts": 0, **self._options}
+        made = ray.remote(**options)(_Actor)
+        self._check_resources(name, options)
         self._actors[name] = made.remote(name, how)
+
+    def _check_resources(self, name: str, options: Mapping[str, Any]) -> None:
+        """BackendError if the limits say that the actor would wait for ever: an actor that lives keeps what it has."""
+        if self._limits is None:
+            return
+        n = len(self._actors.keys() - self._lost.keys())
+        asked = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory"),
+                 **(options.get("resources") or {})}
+        for resource, amount in asked.items():
+            has = self._limits.get(resource, 0)
+            if amount and (n + 1) * amount > has:
+                others = f", of which other workers have {n * amount:g}" if n else ""
+                raise BackendError(f"worker {name!r} does not start: it needs {amount:g} {resource}, and the Ray of "
+                                   f"this machine has {has:g}{others}")
 
     def _introduce(self, new: Sequence[str]) -> None:
         """Give each live actor the handles of all others, and make the relay.

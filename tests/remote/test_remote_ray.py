@@ -455,6 +455,29 @@ def test_workers_import_the_installed_package_where_the_drivers_folder_has_anoth
     assert done.stdout.splitlines() == ["w0:CPU"], done.stderr
 
 
+def test_resources_that_the_ray_of_this_machine_does_not_have_are_an_error_at_once(local_ray):
+    code = ("import time\n"
+            "import ggml_sched as gs\n"
+            "for options in ({'num_gpus': 64}, {'resources': {'big': 1}}):\n"
+            "    start = time.monotonic()\n"
+            "    try:\n"
+            "        gs.remote.connect(workers=1, options=options)\n"
+            "    except gs.BackendError as error:\n"
+            "        print(error)\n"
+            "    assert time.monotonic() - start < 50\n"
+            "with gs.remote.connect(workers=1, options={'num_cpus': 1}) as cluster:\n"
+            "    try:\n"
+            "        cluster.join('w1')\n"
+            "    except gs.BackendError as error:\n"
+            "        print(error)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines() == [
+        "worker 'w0' does not start: it needs 64 GPU, and the Ray of this machine has 0",
+        "worker 'w0' does not start: it needs 1 big, and the Ray of this machine has 0",
+        "worker 'w1' does not start: it needs 1 CPU, and the Ray of this machine has 1, of which other workers have 1",
+    ], done.stderr
+
+
 def test_a_ray_that_does_not_answer_is_a_typed_error(monkeypatch):
     def refused(*_, **__):
         raise ConnectionError("no such host")
