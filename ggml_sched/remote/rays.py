@@ -8,6 +8,7 @@ of messages that take different ways.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -106,11 +107,40 @@ def _end(actors: Sequence[Any]) -> None:
             _kill(actor)
 
 
-def _ended(actors: Mapping[str, Any], pid: int) -> None:
-    """End the actors of a transport that was not closed.  Ray does not: the actors hold handles of each other."""
-    if os.getpid() == pid:
+def _ended(actors: Mapping[str, Any], relays: Sequence[_Relay], pid: int) -> None:
+    """End the relay and the actors of a transport that was not closed.  Ray does not: the actors hold handles of each
+    other.  In another thread, because the garbage collector may have interrupted a function of Ray's in this one."""
+    if os.getpid() != pid or not actors:
+        return
+    ending = threading.Thread(target=_end_all, args=([*relays], [*actors.values()]), daemon=True)
+    try:
+        ending.start()
+    except RuntimeError:        # some versions of Python start no thread when they end
         for actor in actors.values():
-            _kill(actor)        # at once: an actor in a relay's loop does not end by itself
+            _kill(actor)
+    else:
+        ENDING[:] = [thread for thread in (*ENDING, ending) if thread.is_alive()]
+
+
+def _end_all(relays: Sequence[_Relay], actors: Sequence[Any]) -> None:
+    for relay in relays:
+        relay.close()       # an actor in a relay's loop does not end by itself
+    _end(actors)
+
+
+ENDING: list[threading.Thread] = []
+"""Threads that end actors."""
+LIVE: weakref.WeakSet[RayActors] = weakref.WeakSet()
+"""All transports; the process ends those that were not closed."""
+
+
+@atexit.register        # after Ray's import, and so before Ray ends
+def _end_at_exit() -> None:
+    for transport in [*LIVE]:
+        transport._stop()
+    end = time.monotonic() + 2 * ENDS_WITHIN
+    for thread in ENDING:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class _Actor:
@@ -159,13 +189,13 @@ class _Actor:
 
 
 class _Relay:
-    """A compiled graph through all `actors` in turn; calls `note_loss` when it ends with messages under way.  Raises an
-    error of Ray's if it cannot be compiled.
+    """A compiled graph through all `actors` in turn; calls the method `note_loss` when it ends with messages under way.
+    Raises an error of Ray's if it cannot be compiled.
 
     An actor takes part in one compiled graph at a time.
     """
 
-    def __init__(self, actors: Mapping[str, Any], note_loss: Callable[[], None]) -> None:
+    def __init__(self, actors: Mapping[str, Any], note_loss: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._note_loss = note_loss
         # When an actor ends, the wait for its result raises the error; without this line a thread of Ray's prints it as
         # well.
@@ -216,8 +246,9 @@ class _Relay:
     def give_up(self) -> None:
         """Carry no further message; messages under way are lost."""
         self.broken = True
-        if self.open:
-            self._note_loss()
+        note_loss = self._note_loss()
+        if self.open and note_loss is not None:
+            note_loss()
         for reference in self.open:
             reference._ray_get_called = True        # else the reference waits for its result when it is freed
         self.open.clear()
@@ -264,7 +295,10 @@ class RayActors:
         self._inbox: deque[bytes] = deque()
         self._lost: dict[str, str] = {}
         self._pid = os.getpid()
-        weakref.finalize(self, _ended, self._actors, self._pid)
+        self._relays: list[_Relay] = []
+        """The relay, for the finalizer: [] or [self._relay]."""
+        self._stop = weakref.finalize(self, _ended, self._actors, self._relays, self._pid)
+        LIVE.add(self)
         try:
             check_names([*workers])
             for name, how in workers.items():
@@ -328,7 +362,8 @@ class RayActors:
         if not self.relayed or self._relay is not None and not self._relay.close():
             return
         try:
-            self._relay = _Relay(live, self._note_loss)
+            self._relay = _Relay(live, weakref.WeakMethod(self._note_loss))
+            self._relays[:] = [self._relay]
         except Exception as error:
             logger.warning("Ray compiles no graph of the actors, every message is a call: %s", error)
             self._relay = None
@@ -440,6 +475,7 @@ class RayActors:
         if self._relay is not None:
             self._relay.close()
             self._relay = None
+            self._relays.clear()
         _end([*self._actors.values()])
         self._actors.clear()
         self._open.clear()

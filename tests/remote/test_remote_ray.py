@@ -392,22 +392,37 @@ def test_a_cluster_that_is_garbage_ends_its_actors(local_ray):
     assert ray.available_resources()["CPU"] >= before
 
 
+def semaphores(raylet):
+    """Those of a Ray in shared memory: others may run on this machine."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith((f"sem.hdr{raylet}-", f"sem.obj{raylet}-"))}
+
+
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a folder of shared memory")
-def test_the_actors_of_a_closed_cluster_leave_nothing_in_shared_memory(local_ray):
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_actors_of_a_cluster_that_is_gone_leave_nothing_in_shared_memory(local_ray, is_closed):
     raylet = ray._private.worker._global_node.all_processes["raylet"][0].process.pid
-
-    def semaphores():
-        """Those of this Ray: others may run on this machine."""
-        return {name for name in os.listdir("/dev/shm") if name.startswith((f"sem.hdr{raylet}-", f"sem.obj{raylet}-"))}
-
-    before = semaphores()
-    with carried():
-        mine = semaphores() - before
+    before = semaphores(raylet)
+    cluster = carried()
+    mine = semaphores(raylet) - before
+    if is_closed:
+        cluster.close()
+    del cluster
+    gc.collect()
     assert mine
     end = time.monotonic() + 30
-    while mine & semaphores() and time.monotonic() < end:
+    while mine & semaphores(raylet) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not mine & semaphores()
+    assert not mine & semaphores(raylet)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a folder of shared memory")
+def test_a_cluster_that_a_process_leaves_open_leaves_nothing_in_shared_memory(local_ray):
+    code = ("import ggml_sched as gs, ray\n"
+            "cluster = gs.remote.connect(workers=2, threads=1)\n"
+            "print(ray._private.worker._global_node.all_processes['raylet'][0].process.pid)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and not done.stderr
+    assert not semaphores(int(done.stdout))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
