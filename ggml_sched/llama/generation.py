@@ -119,7 +119,7 @@ class Generation(Generic[Piece]):
         self._before: int | None = None
         """The length of the sequence before an evaluation whose logits are not in `_logits` yet; else None.
 
-        By this length `_evaluate` finds out whether an evaluation that was interrupted is complete.
+        By the tokens from there on `_evaluate` finds out whether an evaluation that was interrupted is complete.
         """
         self._version: int = sequence.version
         """The version that the sequence had after this generation's last change; another one shows a foreign change."""
@@ -240,7 +240,7 @@ class Generation(Generic[Piece]):
             raise ValueError("generating needs one token to start from")
         # Whether the last evaluation was complete, although an interrupt has lost its logits.  Then this generation has
         # changed the sequence once since `_version`.
-        is_done = self._before is not None and sequence.n_past == self._before + len(self._pending)
+        is_done = self._before is not None and sequence.tokens[self._before:] == self._pending
         if not self._whole and sequence.version - self._version > is_done:
             raise SequenceError(f"sequence {sequence.index} has changed since this generation's last token: evaluate "
                                 "something else in another sequence (load(..., n_seq=...)), or after the end")

@@ -507,3 +507,20 @@ def test_a_closed_generation_ends():
 def test_text_is_no_list_of_ids():
     with load(SMALL, n_ctx=32) as model, pytest.raises(TypeError, match="tokenizer.encode.*generate takes text"):
         model.eval("hello")
+
+
+def test_a_token_that_was_evaluated_after_a_failed_one_is_a_change(monkeypatch):
+    """It has the place of the one that failed, so that the sequence is as long as after a complete evaluation."""
+    with gs.CpuBackend(1) as backend, load(SMALL, [backend], n_ctx=64) as model:
+        generation = model.generate([1, 2, 3], 10)
+        first = [next(generation), next(generation)]
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "graph_plan_compute", lambda plan: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                next(generation)
+        other = next(token for token in range(50, 60) if token not in first)
+        model.eval([other])
+        before = model.sequence(0).tokens
+        with pytest.raises(SequenceError, match="has changed"):
+            next(generation)
+        assert model.sequence(0).tokens == before and before[-1] == other
