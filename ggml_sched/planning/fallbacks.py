@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from ggml_sched._core import Devices, Request, make_plan
 from ggml_sched._graph import BufferBase, Context, Graph, Tensor, Type, measure_buffer
@@ -104,17 +105,25 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
                        and not plan.backends[b].supports_op(node) and not _is_held_back(plan, node, here, b)]
             if against:
                 refused[node] = against
+    # Passes over the refused nodes in their order, until none falls; from the second pass on only those are looked at
+    # of which a neighbour has fallen since.
+    order = {node: i for i, node in enumerate(refused)}
+    nodes = [*refused]
+    touched = {node: {_backend_of(plan, t) for t in near[node]} for node in nodes}
     fell: dict[Tensor, int] = {}
-    grew = True
-    while grew:
-        grew = False
-        for node, against in refused.items():
-            touched = {_backend_of(plan, t) for t in near[node]} | {fell[t] for t in near[node] if t in fell}
-            wanted = next((b for b in against if b in touched), None)
-            if node not in fell and wanted is not None:
-                fell[node] = wanted
-                grew = True
-    return {node: fell[node] for node in refused if node in fell}
+    queue = [(0, i) for i in range(len(nodes))]     # (pass, position), a heap
+    while queue:
+        number, i = heappop(queue)
+        node = nodes[i]
+        wanted = next((b for b in refused[node] if b in touched[node]), None)
+        if node in fell or wanted is None:
+            continue
+        fell[node] = wanted
+        for other in near[node]:
+            if other in order and wanted not in touched[other]:
+                touched[other].add(wanted)
+                heappush(queue, (number + (order[other] < i), order[other]))
+    return {node: fell[node] for node in nodes if node in fell}
 
 
 def _neighbours(graph: Graph) -> dict[Tensor, list[Tensor]]:

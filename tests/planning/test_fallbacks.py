@@ -6,6 +6,7 @@ import pytest
 from small_graphs import dry_device
 
 import ggml_sched as gs
+from ggml_sched.planning import fallbacks
 
 DEVICES = (gs.Device("GPU", 1 << 30, 1e12, 1e14), gs.Device("CPU", 1 << 30, 5e10, 1e12, host=True))
 LINK = gs.Link(1e10, 5e-6)
@@ -161,3 +162,21 @@ def test_a_store_computes_nothing_and_refuses_nothing(ctx):
     store, host = gs.DryStore("disk"), gs.DryBackend("CPU")
     plan = planned([store, host], two_products(ctx, store, ctx.relu))
     assert len(plan.copies) == 2 and plan.fallbacks() == ()
+
+
+def test_a_chain_of_refused_nodes_is_walked_once(monkeypatch):
+    """Falling spreads from the last node to the first one, against the order of the nodes."""
+    n, asked, backend_of = 400, [], fallbacks._backend_of
+    gpu, cpu = gs.DryBackend("GPU", supports_op=lambda node: node.op == "MUL_MAT"), gs.DryBackend("CPU")
+    weights, ctx = gs.Context(), gs.Context()
+    weight = weights.tensor("f32", (64, 64), "w")
+    gpu.alloc_tensors(weights)
+    t = ctx.tensor("f32", (64, 4), "x", input=True)
+    for _ in range(n):
+        t = ctx.relu(t)
+    with gs.Scheduler([gpu, cpu]) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(ctx.mul_mat(weight, t))))
+    monkeypatch.setattr(fallbacks, "_backend_of", lambda *given: asked.append(given) or backend_of(*given))
+    (found,) = plan.fallbacks()
+    assert len(found.nodes) == n and found.refused_by == "GPU"
+    assert len(asked) < 10 * n
