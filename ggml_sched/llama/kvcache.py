@@ -14,7 +14,7 @@ Corresponds to llama.cpp's llama_kv_cache and llama_memory_recurrent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,7 +118,7 @@ class KVCache:
 
     def clear_rows(self, rows: Sequence[int] | np.ndarray) -> None:
         """Zero these rows of every layer, which a failed evaluation may have written."""
-        self.write_rows(rows, [np.zeros(shape, np.uint8) for shape in self.shapes_of_rows(len(rows))])
+        self.write_each(rows, (np.zeros(shape, np.uint8) for shape in self.shapes_of_rows(len(rows))))
 
     def clear_state(self, row: int) -> None:
         """Zero one row of every state tensor: the state of an empty sequence."""
@@ -135,25 +135,49 @@ class KVCache:
 
         The bytes are the same with and without `flash`.  ValueError for a row outside the cache.
         """
+        return [*self.read_each(rows)]
+
+    def read_each(self, rows: npt.ArrayLike) -> Iterator[np.ndarray]:
+        """The arrays of `read_rows`, one after another: each is read when it is asked for."""
         rows = self._checked(rows)
-        return [self._transposed(t)[:, rows].transpose(1, 0, 2).reshape(len(rows), t.nb[1])
-                if self._is_transposed(t) else _read(t, rows) for t in self._attention()]
+        for t in self._attention():
+            yield (self._transposed(t)[:, rows].transpose(1, 0, 2).reshape(len(rows), t.nb[1])
+                   if self._is_transposed(t) else _read(t, rows))
 
     def write_rows(self, rows: npt.ArrayLike, data: Sequence[np.ndarray]) -> None:
         """Write `data`, which `read_rows` of a cache of this type returned, to some rows.
 
         FileFormatError for data of other shapes; then nothing was written.
         """
-        rows, tensors = self._checked(rows), self._attention()
+        rows = self._checked(rows)
         if [np.shape(part) for part in data] != self.shapes_of_rows(len(rows)):
-            raise FileFormatError(f"saved rows do not fit {len(rows)} rows of {len(tensors) // 2} layers of this cache")
-        for t, part in zip(tensors, data, strict=True):
+            raise FileFormatError(f"saved rows do not fit {len(rows)} rows of {len(self._attention()) // 2} layers of "
+                                  "this cache")
+        self.write_each(rows, data)
+
+    def write_each(self, rows: npt.ArrayLike, data: Iterable[np.ndarray]) -> None:
+        """`write_rows` of arrays that come one after another and have the right shapes.  What comes before an exception
+        is written."""
+        rows = self._checked(rows)
+        for t, part in zip(self._attention(), data, strict=True):
             if not self._is_transposed(t):
                 _write(t, rows, part)
             elif len(rows):
                 columns = self._transposed(t)
                 columns[:, rows] = np.asarray(part, np.uint8).reshape(len(rows), t.ne[0], -1).transpose(1, 0, 2)
                 t.backend.set_tensor(t, columns.reshape(-1))
+
+    def read_keys(self, rows: np.ndarray, layers: Sequence[int]) -> list[np.ndarray]:
+        """The bytes of these rows of the keys of some layers, each u8 [m, bytes of a row]."""
+        return [_read(t, rows) for t in self._keys(layers)]
+
+    def write_keys(self, rows: np.ndarray, layers: Sequence[int], keys: Sequence[np.ndarray]) -> None:
+        """Write what `read_keys` returned."""
+        for t, part in zip(self._keys(layers), keys, strict=True):
+            _write(t, rows, part)
+
+    def _keys(self, layers: Sequence[int]) -> list[Tensor]:
+        return [t for t in (self.k[layer] for layer in layers) if t is not None]
 
     def _is_transposed(self, t: Tensor) -> bool:
         return not self.flash and t.name.startswith("cache_v")

@@ -1,10 +1,10 @@
 """Plans a model under limits of memory: which weights stay in memory, and which are left in a store.
 
 Everything that the model allocates counts: weights that stay, the window of those that are fetched, cache and states,
-arenas, work memory of kernels, and what the store needs for rows.  The bytes of the arenas are those of plans for
-one token, for the largest prompt, for a token of each sequence, each with all rows of the cache, and for a context
-shift.  The plans are for the real backends, with weights whose buffers have no memory, and are made before any weight
-is read.
+arenas, work memory of kernels, what the store needs for rows, and the keys that a context shift copies.  The bytes of
+the arenas are those of plans for one token, for the largest prompt, for a token of each sequence, each with all rows of
+the cache, and for a context shift.  The plans are for the real backends, with weights whose buffers have no memory, and
+are made before any weight is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.expert_slots import SlotsSpec, least_slots
 from ggml_sched.llama.residency import Residency
-from ggml_sched.llama.shift import build_shift
+from ggml_sched.llama.shift import ShiftGraph, build_shifts
 from ggml_sched.llama.weights import BASE_ALIGNMENT, Spec, Weights, grouped, layout_of
 from ggml_sched.placement.plan_bytes import arena_bytes, store_bytes
 from ggml_sched.placement.residency import Choice, Use, choose, chosen, least_choice, most_whole_reads, reads_of
@@ -253,14 +253,13 @@ class _Limited:
         return self._graphs[shape]
 
     @property
-    def shift(self) -> Graph | None:
-        """The graph of a context shift; None for a model whose positions cannot move, and where none is planned."""
-        return self._built_shift if self.shifts else None
+    def shift(self) -> list[ShiftGraph]:
+        """The graphs of a context shift; empty for a model whose positions cannot move, and where none is planned."""
+        return self._built_shift if self.shifts else []
 
     @cached_property
-    def _built_shift(self) -> Graph | None:
-        shift = build_shift(self.hparams, self.outline.weights, self.cache)
-        return None if shift is None else shift.graph
+    def _built_shift(self) -> list[ShiftGraph]:
+        return build_shifts(self.hparams, self.outline.weights, self.cache, True)
 
     def plans(self, shapes: Iterable[Shape], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
         """Plan the graphs of these shapes, with the weights named in `stored` in the store.  `windows`: {backend: the
@@ -268,23 +267,25 @@ class _Limited:
         return self._planned([self.graph(shape) for shape in shapes], stored, windows)
 
     def shift_plans(self, stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
-        """The plan of a context shift, if there is one; made once where the weights that it reads are in memory."""
-        if self.shift is None:
-            return []
-        read = {s.root.name for node in self.shift.nodes for s in node.src if s is not None and s.root.is_resident}
+        """The plans of a context shift, if there is one; made once where the weights that it reads are in memory."""
+        graphs = [shift.graph for shift in self.shift]
+        read = {s.root.name for graph in graphs for node in graph.nodes for s in node.src
+                if s is not None and s.root.is_resident}
         if not read.isdisjoint(stored):
-            return self._planned([self.shift], stored, windows)
-        if not self._shift_plans:
-            self._shift_plans = self._planned([self.shift], (), {})
-        return self._shift_plans
+            return self._planned(graphs, stored, windows, assigns=False)
+        if graphs and not self._shift_plans:
+            self._shift_plans = self._planned(graphs, (), {}, assigns=False)
+        return self._shift_plans if graphs else []
 
-    def _planned(self, graphs: Iterable[Graph], stored: Iterable[str], windows: Mapping[Backend, int]) -> list[Plan]:
+    def _planned(self, graphs: Iterable[Graph], stored: Iterable[str], windows: Mapping[Backend, int],
+                 assigns: bool = True) -> list[Plan]:
+        """`assigns`: nodes are assigned as in evaluations."""
         self.outline.put(dict.fromkeys(stored, self.store))
         ahead = {backend: windows.get(backend, 0) for backend in self.order if backend is not self.store}
         with gs.Scheduler(self.order, policy=self.policy, windows=ahead, plan_cache=1) as scheduler:
             plans = []
             for graph in graphs:
-                for node in self.assigned(graph, stored) if graph is not self.shift else ():
+                for node in self.assigned(graph, stored) if assigns else ():
                     scheduler.set_tensor_backend(*node)
                 plans.append(scheduler.plan(graph))
             return plans
@@ -326,7 +327,7 @@ class _Limited:
         or with fewer tokens."""
         rows, n = shapes[0].n_kv, max(shape.n_tokens for shape in shapes)
         fewer = [Shape(k, rows, k) for k in FEW if k < n]
-        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + ([] if self.shift is None else [self.shift])
+        graphs = [self.graph(shape) for shape in (*shapes, *fewer)] + [shift.graph for shift in self.shift]
         most = max(backend.host_work(graph.nodes) for graph in graphs)
         return most if self.fit is None or backend is not self.host else max(most, self._of_fit[1])
 
@@ -367,6 +368,9 @@ class _Limited:
         uses, idle = self.uses(shapes)
         cached = {backend: sum(buffer.size for of, buffer in self.cache.buffers.items() if of is backend)
                   for backend in self.limits}
+        # A context shift copies the keys of a layer.  A placement did not know of it, and its shares leave no room.
+        if self.host is not None and self.fit is None:
+            cached[self.host] += max((shift.nbytes(self.cache) for shift in self.shift), default=0)
         work = {backend: self.work(shapes, backend) for backend in self.limits}
         plans = self.plans(shapes, (), {})
         others = {backend: self.arenas(plans, backend) for backend in self.limits}

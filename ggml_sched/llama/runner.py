@@ -7,7 +7,6 @@ NaN.  Corresponds to llama.cpp's llama_context.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.arch import Architecture
     from ggml_sched.llama.limited import Held
     from ggml_sched.llama.routing import Recorder
-    from ggml_sched.llama.shift import ShiftGraph
+    from ggml_sched.llama.shift import Rotation, ShiftGraph
     from ggml_sched.placement.answer import Fit
 
 __all__ = ["Runner"]
@@ -86,7 +85,7 @@ class Runner:
         self.dirty: list[np.ndarray] = []       # cache rows that failed evaluations may have written
         self._largest = LargestShapes(n_seq, n_batch, cache.padded(cache.n_ctx)).of
         self._reserved: set[Shape] = set()      # shapes with reserved memory: each the largest of its kind
-        self._shift: ShiftGraph | None = None
+        self._shifts: list[ShiftGraph] | None = None     # None: not built yet; empty: positions cannot move
         self._kept: set[int] = set()            # sequences whose recurrent state has a backup copy
         self._each: BatchGraph | None = None    # the graph that `compute_each` has computed last
         # Whether a backend can use that the graphs of the next computes are announced.
@@ -148,9 +147,9 @@ class Runner:
         self.scheduler.plan(self.graph(shortest).graph)
         if self.held is not None:
             self._reserved.update(self._largest(shape) for shape in self.held.shapes)
-            self._shift = self._build_shift() if self.held.shifts else None
+            self._shifts = self._build_shifts() if self.held.shifts else None
             graphs = [self._build(shape).graph for shape in self.held.shapes]
-            self.scheduler.reserve(*graphs, *(() if self._shift is None else (self._shift.graph,)))
+            self.scheduler.reserve(*graphs, *(shift.graph for shift in self._shifts or ()))
         elif longest != shortest:
             self._reserve(longest)
 
@@ -336,40 +335,40 @@ class Runner:
         return (sum(width for _, width in self.cache.shapes_of_rows(1)),
                 sum(width for width, in self.cache.shapes_of_states()))
 
-    def read(self, seq: int, rows: np.ndarray) -> tuple[bytes, bytes]:
-        """The bytes of these rows of the cache, in their order, and of the recurrent state of a sequence."""
-        state = self.cache.read_state(seq) if self.is_recurrent else ()
-        return (b"".join(part.tobytes() for part in self.cache.read_rows(rows)),
-                b"".join(part.tobytes() for part in state))
-
-    def write(self, seq: int, rows: np.ndarray, data: bytes | bytearray, state: bytes | bytearray) -> None:
-        """Write bytes that `read` returned to these rows of the cache and to the recurrent state of sequence `seq`."""
-        self.cache.write_rows(rows, _cut(data, self.cache.shapes_of_rows(len(rows))))
+    def read_each(self, seq: int, rows: np.ndarray) -> Iterator[bytes]:
+        """The bytes of these rows of the cache, in their order, for each layer those of the keys and of the values, and
+        then of the recurrent state of a sequence.  Each part is read when it is asked for."""
+        for part in self.cache.read_each(rows):
+            yield part.tobytes()
         if self.is_recurrent:
-            self.cache.write_state(seq, _cut(state, self.cache.shapes_of_states()))
+            for part in self.cache.read_state(seq):
+                yield part.tobytes()
 
-    def turn(self, deltas: np.ndarray) -> None:
-        """Rotate the key in each row of the cache to another position; `deltas` i32 [n_ctx]: what is added to the
-        position.
+    def rotation(self, rows: np.ndarray) -> Rotation:
+        """What rotates the keys in these rows of the cache to other positions.  SequenceError for a model whose keys
+        rope does not rotate; OutOfMemory."""
+        from ggml_sched.llama.shift import Rotation
 
-        SequenceError for a model whose keys rope does not rotate.  After another exception the keys of all rows with
-        a difference other than 0 may be lost.
-        """
-        if self._shift is None:
-            shift = self._build_shift()
-            if shift is None:
-                raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
-            self.scheduler.reserve(shift.graph)
-            self._shift = shift
+        if self._shifts is None:
+            shifts = self._build_shifts()
+            self.scheduler.reserve(*(shift.graph for shift in shifts))
+            self._shifts = shifts
+        if not self._shifts:
+            raise SequenceError(f"positions of a {self.hparams.arch} model cannot move: no key turns with them")
+        return Rotation(self.cache, rows, self._shifts, self._rotate)
+
+    def _rotate(self, shift: ShiftGraph, deltas: np.ndarray) -> None:
+        """Compute a graph of a context shift.  After an exception the keys of all rows with a difference other than 0
+        may be lost."""
         with self.scheduler.lease():
-            self.scheduler.alloc(self._shift.graph)
-            self._shift.deltas.set(deltas)
-            self.scheduler.compute(self._shift.graph)
+            self.scheduler.alloc(shift.graph)
+            shift.deltas.set(deltas)
+            self.scheduler.compute(shift.graph)
 
-    def _build_shift(self) -> ShiftGraph | None:
-        from ggml_sched.llama.shift import build_shift
+    def _build_shifts(self) -> list[ShiftGraph]:
+        from ggml_sched.llama.shift import build_shifts
 
-        return build_shift(self.hparams, self.weights, self.cache)
+        return build_shifts(self.hparams, self.weights, self.cache, self.held is not None)
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -381,13 +380,5 @@ class Runner:
         """Free all memory, even if freeing a part of it raises."""
         self.graphs.clear()
         self._each = None
-        self._shift = None
+        self._shifts = None
         each([self.scheduler.close, self.cache.close, self.weights.close])
-
-
-def _cut(data: bytes | bytearray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Bytes as u8 arrays of these shapes, one after another."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    parts = np.split(np.frombuffer(data, np.uint8), ends[:-1])
-    # Not strict, because np.split returns one part even if there are no shapes.
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]

@@ -401,16 +401,16 @@ class Sequence:
             if runner.is_recurrent:
                 raise SequenceError("the state of a recurrent model has no tokens that could be forgotten")
             before, snapshot, rows = list(held), cells.snapshot(), cells.rows_of(i, n_keep + n_discard)
-            keys = runner.cache.read_rows(rows)
+            rotation = runner.rotation(rows)
 
             def undo() -> None:
                 held[:] = before
                 cells.rollback(snapshot)
-                runner.cache.write_rows(rows, keys)
+                rotation.undo()
 
             def move() -> None:
                 cells.remove(i, n_keep, n_keep + n_discard)
-                runner.turn(cells.shift(i, n_keep + n_discard, None, -n_discard))
+                rotation.apply(cells.shift(i, n_keep + n_discard, None, -n_discard))
                 del held[n_keep : n_keep + n_discard]
                 self._store.versions[i] += 1
 
@@ -461,26 +461,35 @@ class Sequence:
         i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
         with self._store.lock:
             self._store.roll_back()
-            ids, rows, states = state.read(source, runner)
-            runner.begin((i,))
-            snapshot, before = cells.snapshot(), list(held)
-            written: list[tuple[np.ndarray, tuple[bytes, bytes]]] = []
+            with state.reading(source, runner) as saved:
+                runner.begin((i,))
+                snapshot, before, own = cells.snapshot(), list(held), cells.rows_of(i)
+                overwritten: list[tuple[np.ndarray, list[np.ndarray]]] = []
+                new: list[np.ndarray] = []
 
-            def undo() -> None:
-                held[:] = before
-                cells.rollback(snapshot)
-                for places, data in written:
-                    runner.write(i, places, *data)
+                def undo() -> None:
+                    held[:] = before
+                    cells.rollback(snapshot)
+                    for rows, data in overwritten:
+                        runner.cache.write_rows(rows, data)
+                    runner.dirty.extend(new)
+                    runner.put_back()
 
-            def take() -> None:
-                cells.remove(i)
-                places = cells.place(np.arange(len(ids), dtype=np.int32), np.full(len(ids), i, np.int32))
-                written.append((places, runner.read(i, places)))
-                runner.write(i, places, rows, states)
-                held[:] = ids
-                self._store.versions[i] += 1
+                def take() -> None:
+                    cells.remove(i)
+                    n = len(saved.ids)
+                    rows = cells.place(np.arange(n, dtype=np.int32), np.full(n, i, np.int32))
+                    mine = np.isin(rows, own)
+                    overwritten.append((rows[mine], runner.cache.read_rows(rows[mine])))
+                    new.append(rows[~mine])
+                    runner.cache.write_each(rows, saved.rows)
+                    states = [*saved.states]
+                    if runner.is_recurrent:
+                        runner.cache.write_state(i, states)
+                    held[:] = saved.ids
+                    self._store.versions[i] += 1
 
-            self._store.transaction(take, undo)
+                self._store.transaction(take, undo)
 
 
 def evaluate_again(sequences: Items[Sequence], tokens: Items[list[int]]) -> None:

@@ -1,8 +1,8 @@
 """The context shift: moves cached tokens to other positions, by rotating their keys.
 
-When a context is full, old tokens are forgotten and the later ones move to the positions that this frees.  Owns a graph
-over the K caches.  Invariant: a row with delta d becomes the key of its token at its position plus d, up to rounding; a
-row with delta 0 keeps its values.  Corresponds to llama.cpp's build_graph_shift.
+When a context is full, old tokens are forgotten and the later ones move to the positions that this frees.  Owns graphs
+over the K caches.  Invariants: a row with delta d becomes the key of its token at its position plus d, up to rounding;
+a row with delta 0 keeps its values; what fails half way can be undone.  Corresponds to llama.cpp's build_graph_shift.
 
 Rotations add up, so the shift by d is rope at position d.  Rope also multiplies by a factor (YaRN's magnitude), which
 is 1 here, because it was applied when the row was written (llama.cpp applies it a second time).
@@ -10,7 +10,10 @@ is 1 here, because it was applied when the row was written (llama.cpp applies it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ggml_sched._graph import Context, Graph, Tensor, Type
 from ggml_sched.llama.builder import rope_factors
@@ -18,7 +21,7 @@ from ggml_sched.llama.hparams import Hparams
 from ggml_sched.llama.kvcache import KVCache
 from ggml_sched.llama.weights import Weights
 
-__all__ = ["ShiftGraph", "build_shift"]
+__all__ = ["Rotation", "ShiftGraph", "build_shifts"]
 
 ROWS = 1024
 """The most rows that a node rotates: it makes a copy of them, which takes memory, also where few rows move."""
@@ -27,25 +30,78 @@ TURNED = (Type.F32, Type.F16)
 
 
 class ShiftGraph(NamedTuple):
-    """`graph`, and its only input, i32 [n_ctx]: what is added to the position of each row of the cache."""
+    """A graph that rotates every row of the K caches of some layers."""
 
     graph: Graph
     deltas: Tensor
+    """Its only input, i32 [n_ctx]: what is added to the position of each row of the cache."""
+    layers: tuple[int, ...]
+
+    def nbytes(self, cache: KVCache) -> int:
+        """The bytes of the keys of its layers, which a `Rotation` copies."""
+        return sum(k.nbytes for k in (cache.k[layer] for layer in self.layers) if k is not None)
 
 
-def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGraph | None:
-    """The graph that rotates every row of every layer's K cache; None for a model without rope, and for a recurrent
-    one, whose states no graph can move."""
+class Rotation:
+    """One context shift: rotates the keys of `rows`, one graph after another, and undoes that where one fails.
+
+    It has a copy of the keys that one graph rotates, so that under a limit of memory each layer has a graph of its own.
+    """
+
+    def __init__(self, cache: KVCache, rows: np.ndarray, graphs: Sequence[ShiftGraph],
+                 compute: Callable[[ShiftGraph, np.ndarray], None]) -> None:
+        self._cache, self._rows, self._graphs, self._compute = cache, rows, graphs, compute
+        self._deltas: np.ndarray | None = None
+        self._copied: tuple[int, int, list[np.ndarray] | None] = 0, 0, None
+        """(n, k, keys): once `keys`, if there are any, are written to the layers of graph k, those of the first n
+        graphs have been rotated.  One value, so that an interrupt finds either the old or the new one."""
+
+    def apply(self, deltas: np.ndarray) -> None:
+        """Rotate the keys of each row by `deltas`, i32 [n_ctx]; call `undo` after an exception."""
+        self._deltas = deltas
+        for k, graph in enumerate(self._graphs):
+            self._rotate(k, graph, k, deltas)
+            self._copied = k + 1, 0, None
+
+    def undo(self) -> None:
+        """Restore the keys: those of the graph that failed exactly, those of graphs before it by rotating them back,
+        which rounds.  Idempotent, also after an exception."""
+        while True:
+            n, k, keys = self._copied
+            if keys is not None:
+                self._cache.write_keys(self._rows, self._graphs[k].layers, keys)
+            if n == 0 or self._deltas is None:
+                return
+            del keys
+            self._copied = n, 0, None
+            self._rotate(n - 1, self._graphs[n - 1], n, -self._deltas)
+            self._copied = n - 1, 0, None
+
+    def _rotate(self, k: int, graph: ShiftGraph, n: int, deltas: np.ndarray) -> None:
+        self._copied = n, k, self._cache.read_keys(self._rows, graph.layers)
+        self._compute(graph, deltas)
+
+
+def build_shifts(hparams: Hparams, weights: Weights, cache: KVCache, each_layer: bool) -> list[ShiftGraph]:
+    """The graphs that rotate every row of every layer's K cache: one for all layers, or one for `each_layer`.  Empty
+    for a model without rope, and for a recurrent one, whose states no graph can move."""
     if hparams.recurrent:
-        return None
+        return []
+    turned = [i for i, (k, layer) in enumerate(zip(cache.k, hparams.layers, strict=True))
+              if k is not None and layer.rope is not None]
+    groups = [(i,) for i in turned] if each_layer else [tuple(turned)] if turned else []
+    return [_build(hparams, weights, cache, layers) for layers in groups]
+
+
+def _build(hparams: Hparams, weights: Weights, cache: KVCache, layers: tuple[int, ...]) -> ShiftGraph:
     ctx = Context(f"{hparams.arch} shift of {cache.n_ctx} rows")
     deltas = ctx.tensor("i32", cache.n_ctx, "K_shift", input=True)
     factors = rope_factors(hparams, weights, cache)
     order = []
-    for k, layer in zip(cache.k, hparams.layers, strict=True):
+    for i in layers:
+        k, layer = cache.k[i], hparams.layers[i]
         r = layer.rope
-        if k is None or r is None:
-            continue
+        assert k is not None and r is not None
         kind, head = k.type, k.nb[1] // layer.n_head_kv
         # A block type is converted to f32 and back by whole blocks.  If the rotated part of a head is no whole number
         # of blocks, the whole head is converted.
@@ -65,8 +121,6 @@ def build_shift(hparams: Hparams, weights: Weights, cache: KVCache) -> ShiftGrap
             if whole and r.k_first:
                 x = ctx.concat(still, x, 0)
             order.append(ctx.cpy(x, part))
-    if not order:
-        return None
     graph = Graph(*order)
     graph.meta = {"model": hparams.arch, "n_layer": hparams.n_layer, "n_ctx": cache.n_ctx, "shift": True}
-    return ShiftGraph(graph, deltas)
+    return ShiftGraph(graph, deltas, layers)

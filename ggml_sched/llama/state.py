@@ -1,6 +1,7 @@
 """Saves a sequence to a file and reads it: its tokens, its rows of the cache, and its recurrent state.
 
-Owns the format, below.  Invariant: a whole file is checked before any of it is used.
+Owns the format, below.  Invariants: a sequence is replaced only by a file that was checked to its end; no more than the
+rows of one layer are held at a time.
 Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
     magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
@@ -12,7 +13,11 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from typing import IO, TYPE_CHECKING, TypeAlias, cast
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from math import prod
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     File: TypeAlias = str | os.PathLike[str] | IO[bytes]
     """A path, or a binary file."""
 
-__all__ = ["read", "save"]
+__all__ = ["reading", "save"]
 
 HEAD = struct.Struct("<8sI32s16s32sIQQI")
 MAGIC = b"ggsched\0"
@@ -35,32 +40,43 @@ VERSION = 1
 def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
     """Write sequence `seq`, whose tokens are `ids`, to a path or a binary file; a path is replaced atomically, when the
     file is complete."""
-    body = [np.array(ids, "<i4").tobytes(), *runner.read(seq, runner.cells.rows_of(seq))]
+    rows = runner.cells.rows_of(seq)
+
+    def body() -> Iterator[bytes]:
+        yield np.array(ids, "<i4").tobytes()
+        yield from runner.read_each(seq, rows)
+
+    # The head, which comes first, has the CRC: the rows are read twice, because both at once take much more memory.
     crc = 0
-    for part in body:
+    for part in body():
         crc = zlib.crc32(part, crc)
-    head = HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)
-    if hasattr(target, "write"):
-        for part in (head, *body):
-            write_all(cast("IO[bytes]", target), part)
+    parts = chain([HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)], body())
+    if not hasattr(target, "write"):
+        replace_file(target, parts)
         return
-    replace_file(target, [head, *body])
+    for part in parts:
+        write_all(cast("IO[bytes]", target), part)
 
 
-def read(source: File, runner: Runner) -> tuple[list[int], bytearray, bytearray]:
-    """(token ids, bytes of rows, bytes of the state) of a saved sequence; `Runner.write` takes the bytes.
+class Saved(NamedTuple):
+    """A saved sequence that is being read."""
 
-    StateFormatError for an invalid file, or the file of another model; ContextFull for more tokens than the cache has
-    rows.
-    """
+    ids: list[int]
+    rows: Iterator[np.ndarray]
+    """What `KVCache.write_each` takes; read from the file as it goes on."""
+    states: Iterator[np.ndarray]
+    """What `KVCache.write_state` takes, after the rows.  Its end raises StateFormatError for a damaged file."""
+
+
+@contextmanager
+def reading(source: File, runner: Runner) -> Iterator[Saved]:
+    """Read a saved sequence.  StateFormatError, here or at the end of `Saved.states`, for an invalid file, or the file
+    of another model; ContextFull for more tokens than the cache has rows."""
     if hasattr(source, "read"):
-        return _read(cast("IO[bytes]", source), "the saved sequence", runner)
-    name = os.fspath(source)
+        yield _read(cast("IO[bytes]", source), "the saved sequence", runner, False)
+        return
     with open(source, "rb") as file:
-        found = _read(file, name, runner)
-        if file.read(1):
-            raise StateFormatError(f"{name}: more bytes than a sequence of {len(found[0])} tokens has")
-    return found
+        yield _read(file, os.fspath(source), runner, True)
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
@@ -80,7 +96,8 @@ def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:
             str(runner.cache.kv_type).encode()[:16].ljust(16, b"\0"), digest.digest())
 
 
-def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytearray, bytearray]:
+def _read(file: IO[bytes], name: str, runner: Runner, whole: bool) -> Saved:
+    """`whole`: nothing may follow in the file."""
 
     def wrong(what: str) -> StateFormatError:
         return StateFormatError(f"{name}: {what}")
@@ -106,19 +123,32 @@ def _read(file: IO[bytes], name: str, runner: Runner) -> tuple[list[int], bytear
             "have turned" if runner.hparams.longrope and runner.hparams.rope is not None else ""))
     if (row_bytes, state_bytes) != runner.sizes():
         raise wrong(f"rows of {row_bytes} bytes and a state of {state_bytes}, not {runner.sizes()}")
-    body = [take(4 * n, "tokens"), take(row_bytes * n, "rows"), take(state_bytes, "state")]
-    found = 0
-    for part in body:
-        found = zlib.crc32(part, found)
-    if found != crc:
-        raise wrong(f"damaged: CRC-32 {found:08x}, not {crc:08x}")
-    ids = np.frombuffer(body[0], "<i4")
-    if n and not 0 <= ids.min() <= ids.max() < runner.hparams.n_vocab:
-        raise wrong(f"a token is not in 0 .. {runner.hparams.n_vocab - 1}")
+    tokens = take(4 * n, "tokens")
+    ids, found = np.frombuffer(tokens, "<i4"), zlib.crc32(tokens)
+
+    def parts(shapes: Iterable[tuple[int, ...]], what: str) -> Iterator[np.ndarray]:
+        nonlocal found
+        for shape in shapes:
+            data = take(prod(shape), what)
+            found = zlib.crc32(data, found)
+            yield np.frombuffer(data, np.uint8).reshape(shape)
+
+    def states() -> Iterator[np.ndarray]:
+        yield from parts(runner.cache.shapes_of_states(), "state")
+        if found != crc:
+            raise wrong(f"damaged: CRC-32 {found:08x}, not {crc:08x}")
+        if n and not 0 <= ids.min() <= ids.max() < runner.hparams.n_vocab:
+            raise wrong(f"a token is not in 0 .. {runner.hparams.n_vocab - 1}")
+        if whole and file.read(1):
+            raise wrong(f"more bytes than a sequence of {n} tokens has")
+
+    saved = Saved(ids.tolist(), parts(runner.cache.shapes_of_rows(n), "rows"), states())
     if n > runner.cells.n_rows:
+        for _ in chain(saved.rows, saved.states):
+            pass
         raise ContextFull(f"{name}: {n} tokens do not fit a context of {runner.cells.n_rows}", 0, n,
                           runner.cells.n_rows)
-    return ids.tolist(), body[1], body[2]
+    return saved
 
 
 def _shown(value: bytes) -> str:

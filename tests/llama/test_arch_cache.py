@@ -8,7 +8,7 @@ from devices import device
 
 import ggml_sched as gs
 from ggml_sched.llama import load, random_llama, shift
-from ggml_sched.llama.shift import build_shift
+from ggml_sched.llama.shift import build_shifts
 from ggml_sched.llama.synthetic import random_model
 
 TOKENS = cases.tokens()
@@ -93,7 +93,7 @@ def test_keys_turn_the_same_in_pieces_of_rows(kind, monkeypatch):
 def test_models_that_turn_nothing_have_nothing_to_shift():
     for name in ("gpt2", "mamba"):
         with Runner(cases.model(name)) as runner:
-            assert build_shift(runner.hparams, runner.weights, runner.cache) is None
+            assert not build_shifts(runner.hparams, runner.weights, runner.cache, False)
 
 
 def test_a_shift_runs_where_the_layers_are():

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import arch_cases
 import numpy as np
@@ -253,7 +254,7 @@ def test_logits_of_all_tokens_fit_where_a_limit_leaves_room_for_them_beside_all_
     data = random_llama(1, n_vocab=120, n_embd=64, n_layer=1, n_head=4, n_head_kv=2, n_ff=256, n_expert=8, dtype="q4_0")
     with load(data, **options) as free:
         right = [free.eval([1] * n).tobytes() for n in (8, 16)]
-        limit = held(free) + 1000
+        limit = held(free) + 64 * 32 * 4 + 1000     # a context shift copies the keys of a layer
     with load(data, memory=limit, **options) as model:
         assert model.store is None
         assert all(shape.n_outputs < 16 for shape in model._runner.held.shapes), "no memory before the first use"
@@ -460,6 +461,41 @@ def test_a_context_shift_fits_under_the_limit(part, kv_type):
     with load(data, memory=limit, **options) as model:
         assert shifted(model) == expected
         assert held(model) <= limit
+
+
+def peak_of(call) -> int:
+    """The most bytes of Python and NumPy that a call holds besides what was there."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_limit_counts_what_a_context_shift_copies():
+    data = random_llama(1, n_vocab=64, n_embd=256, n_layer=4, n_head=4, n_head_kv=4, n_ff=96)
+    options = {"n_ctx": 1024, "n_threads": 1, "n_batch": 64}
+    layer = 1024 * 256 * 4
+    with load(data, memory=limit_of(data, "least", **options), **options) as model:
+        model.eval([1, 2, 3] * 340, last_only=True)
+        limit = sum(model.residency.limits.values())
+        assert held(model) + layer <= limit
+        assert peak_of(lambda: model.shift(0, 4)) < layer + 300_000
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_saving_and_restoring_hold_little_more_than_a_layer(tmp_path, flash):
+    """And restoring the rows that it overwrites, which it restores after a failure."""
+    data = random_llama(1, n_vocab=64, n_embd=256, n_layer=8, n_head=4, n_head_kv=4, n_ff=96)
+    with load(data, n_ctx=1024, n_threads=1, n_batch=64, flash=flash) as model:
+        model.eval([1, 2, 3] * 340, last_only=True)
+        part = 1024 * 256 * 4
+        assert peak_of(lambda: model.save(tmp_path / "state")) < 5 * part
+        assert peak_of(lambda: model.restore(tmp_path / "state")) < (16 + 5) * part
+        model.reset()
+        assert peak_of(lambda: model.restore(tmp_path / "state")) < 5 * part
+        assert model.n_past == 1020
 
 
 def test_a_generation_goes_on_in_a_full_context_under_a_limit():

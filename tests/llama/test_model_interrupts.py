@@ -103,7 +103,7 @@ def test_a_call_that_fails_changes_nothing(arch, name, n_good, way, monkeypatch)
         start(model)
         positions = model._runner.cells.positions
         free = positions < 0
-        owner, method = (model.cache, "write_rows") if name == "restore" else (model.scheduler, "compute")
+        owner, method = (model.cache, "write_each") if name == "restore" else (model.scheduler, "compute")
         calls, run = [], getattr(owner, method)
 
         def failing(*args, **options):
@@ -122,6 +122,38 @@ def test_a_call_that_fails_changes_nothing(arch, name, n_good, way, monkeypatch)
         assert state_of(model) == before
         # A shift turns keys back, or forth and back: their last digits may differ.
         assert np.allclose(follows(model), expected, rtol=0, atol=1e-5 * abs(expected).max() * (name == "shift"))
+
+
+@pytest.mark.parametrize("n_more", [0, 1])
+@pytest.mark.parametrize("n_good", [0, 1, 3])
+def test_a_shift_layer_by_layer_that_fails_changes_nothing(n_good, n_more, monkeypatch):
+    """Under a limit of memory; `n_more`: how many computes of undoing fail, too, which the next call repeats."""
+    with load(random_llama(1, **{**SHAPES, "n_layer": 4}), n_ctx=32, n_threads=1, memory=1 << 24) as model:
+        def begin():
+            model.reset()
+            model.eval(range(1, 21))
+
+        begin()
+        expected = model.eval([11])
+        begin()
+        keys, calls, compute = model.cache.read_rows(range(20)), [], model.scheduler.compute
+
+        def failing(*args, **options):
+            calls.append(args)
+            compute(*args, **options)
+            if n_good < len(calls) <= n_good + 1 + n_more:
+                raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.scheduler, "compute", failing)
+            with pytest.raises(ZeroDivisionError):
+                model.shift(2, 5)
+            model.truncate(20)
+        assert model.n_past == 20
+        found = model.cache.read_rows(range(20))
+        for before, after in zip(keys[2 * n_good :], found[2 * n_good :], strict=True):
+            assert (before == after).all(), "what was not rotated back is as it was"
+        assert np.allclose(model.eval([11]), expected, rtol=0, atol=1e-5 * abs(expected).max())
 
 
 def test_an_interrupt_while_undoing_is_made_up_for(monkeypatch):

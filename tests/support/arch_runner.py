@@ -11,7 +11,7 @@ from ggml_sched.llama.batch import Batch
 from ggml_sched.llama.builder import Shape, build_graph
 from ggml_sched.llama.defaults import spread_layers
 from ggml_sched.llama.kvcache import KVCache
-from ggml_sched.llama.shift import build_shift
+from ggml_sched.llama.shift import build_shifts
 from ggml_sched.llama.weights import load_weights
 
 
@@ -75,7 +75,7 @@ class Runner:
         return batch.output.numpy().reshape(len(outputs), -1) if len(outputs) else None
 
     def shift(self, deltas) -> None:
-        shift = build_shift(self.hparams, self.weights, self.cache)
+        shift, = build_shifts(self.hparams, self.weights, self.cache, False)
         self.scheduler.alloc(shift.graph)
         shift.deltas.set(np.asarray(deltas, np.int32))
         self.scheduler.compute(shift.graph)
