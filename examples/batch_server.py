@@ -27,7 +27,7 @@ class Request:
     decoder: object                     # makes text of ids, one by one
     stops: llama.StopStrings
     n_tokens: int = 0                   # chosen so far
-    finish_reason: str | None = None    # "length", "stop" or "cancelled", once it has ended
+    finish_reason: str | None = None    # "length", "stop", "cancelled" or "failed", once it has ended
     pending: list[int] = field(default_factory=list)    # ids that the next step evaluates
 
     @property
@@ -47,8 +47,10 @@ class Server:
 
     def submit(self, prompt: str, n: int, on_text: Callable[[str], object], stop: Iterable[str] = (),
                **sampling) -> Request:
-        """Queue a request; ValueError for one that never fits."""
+        """Queue a request; ValueError for one that never fits or has nothing to do."""
         ids = self.model.tokenizer.encode(prompt)
+        if not ids or n < 1:
+            raise ValueError(f"a request needs one token or more, and one to generate: {len(ids)} and {n}")
         if len(ids) + n > self.model.n_ctx:
             raise ValueError(f"{len(ids)} tokens and {n} more do not fit a context of {self.model.n_ctx}")
         sampler = llama.Sampler(**{"temperature": 0.0, **sampling})
@@ -68,7 +70,10 @@ class Server:
                 self._end(i, "cancelled")
 
     def step(self) -> bool:
-        """Begin what fits, and continue every running request by one token; False if there is nothing to do."""
+        """Begin what fits, and continue every running request by one token; False if there is nothing to do.
+
+        A request whose callback raises ends there; the exception reaches the caller when all others have their token.
+        """
         promised = sum(request.room for request in self.running.values())
         while self.waiting and self.free and self.waiting[0].room <= self.model.n_free - promised:
             request = self.waiting.popleft()
@@ -78,14 +83,26 @@ class Server:
             return False
         batch = list(self.running.items())
         logits = self.model.eval_batch([(i, request.pending) for i, request in batch])
-        for (i, request), row in zip(batch, logits, strict=True):
-            self._take(i, request, request.sampler(row))
+        chosen = [(i, request, request.sampler(row)) for (i, request), row in zip(batch, logits, strict=True)]
+        for _, request, token in chosen:        # all of them before a callback can raise
+            request.n_tokens += 1
+            request.pending = [token]
+        failure = None
+        for i, request, token in chosen:
+            try:
+                self._take(i, request, token)
+            except Exception as error:
+                failure = failure or error
+                if self.running.get(i) is request:
+                    self._end(i, "failed")
+        if failure is not None:
+            raise failure
         return True
 
     def _take(self, i: int, request: Request, token: int) -> None:
-        """Add a token to a request, and end the request if it was the last."""
-        request.n_tokens += 1
-        request.pending = [token]
+        """Pass the text of a token on, and end the request if it was the last.  A callback may cancel any request."""
+        if self.running.get(i) is not request:
+            return
         ended = token in self.model.end_tokens
         text = "" if ended else request.stops.feed(request.decoder.feed(token))
         last = ended or request.n_tokens == request.n
@@ -93,6 +110,8 @@ class Server:
             text += request.stops.feed(request.decoder.flush()) + request.stops.flush()
         if text:
             request.on_text(text)
+        if self.running.get(i) is not request:
+            return
         if ended or request.stops.matched is not None:
             self._end(i, "stop")
         elif last:

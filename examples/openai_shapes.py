@@ -28,9 +28,12 @@ _numbers = itertools.count(1)
 def complete(model: llama.Model, request: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
     """The answer to one request."""
     unknown = request.keys() - SAMPLING.keys() - IGNORED
-    if unknown or request.get("n", 1) != 1:
+    if unknown or request.get("n") not in (None, 1):
         raise ValueError(f"not served: {', '.join(sorted(unknown)) or 'n other than 1'}")
-    limit = request.get("max_completion_tokens", request.get("max_tokens"))
+    if not request.get("messages"):
+        raise ValueError("a request needs messages")
+    limits = (request.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((n for n in limits if n is not None), None)
     # OpenAI's default temperature is 1.  Names of control tokens in the messages stay text.
     given = {ours: request[theirs] for theirs, ours in SAMPLING.items() if request.get(theirs) is not None}
     sampling = {"temperature": 1.0, "top_k": 0, "min_p": 0.0, **given}

@@ -68,6 +68,29 @@ def test_requests_that_share_a_batch_have_the_texts_that_they_have_alone():
         assert stopped.finish_reason == "cancelled" and model.n_free == model.n_ctx
 
 
+def test_a_client_that_fails_or_has_nothing_to_do_leaves_the_texts_of_others():
+    pytest.importorskip("tokenizers")
+    make = runpy.run_path(str(ROOT / "examples" / "batch_server.py"))["Server"]
+    with llama.load(llama.small_model(), n_ctx=256, n_seq=3, n_threads=1) as model:
+        alone, last = model.generate("class Point:", 20).read(), []
+        model.reset()
+        server, text, failed = make(model, 3), [], 0
+        for prompt, n in (("", 5), ("import", 0), ("import", -1)):
+            with pytest.raises(ValueError, match="needs one token or more"):
+                server.submit(prompt, n, print)
+        gone = server.submit("import os", 8, lambda piece: 1 / 0)
+        last.append(server.submit("x = 1", 1, lambda piece: server.cancel(last[0])))
+        good = server.submit("class Point:", 20, text.append)
+        while server.running or server.waiting:
+            try:
+                server.step()
+            except ZeroDivisionError:
+                failed += 1
+        assert "".join(text) == alone and failed == 1
+        assert [request.finish_reason for request in (gone, *last, good)] == ["failed", "cancelled", "length"]
+        assert model.n_free == model.n_ctx
+
+
 def test_what_openai_calls_by_other_names_and_what_is_not_served():
     pytest.importorskip("jinja2")
     complete = runpy.run_path(str(ROOT / "examples" / "openai_shapes.py"))["complete"]
@@ -77,6 +100,10 @@ def test_what_openai_calls_by_other_names_and_what_is_not_served():
         assert answer["object"] == "chat.completion" and answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 4
         assert "on CPU (CpuBackend)" in repr(model)
+        nulls = {"max_completion_tokens": None, "max_tokens": 4, "n": None, "temperature": 0}
+        assert complete(model, {"messages": messages, **nulls})["usage"]["completion_tokens"] == 4
+        with pytest.raises(ValueError, match="needs messages"):
+            complete(model, {"max_tokens": 4})
         for wrong in ({"tools": []}, {"n": 2}):
             with pytest.raises(ValueError, match="not served"):
                 complete(model, {"messages": messages, **wrong})
