@@ -1,10 +1,11 @@
-"""Formatting: tables in plain text and Markdown, times and bytes with a suitable unit."""
+"""Formatting: tables in plain text and Markdown, times and bytes with a suitable unit, names that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
-__all__ = ["markdown", "memory_text", "preformatted", "seconds", "table"]
+__all__ = ["distinct", "markdown", "memory_text", "preformatted", "seconds", "table"]
 
 
 def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
@@ -56,3 +57,14 @@ def memory_text(nbytes: int) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} B"
+
+
+def distinct(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """Names as they are shown where each must differ from the others and from those of `taken`: the second "CPU" is
+    "CPU (2)"."""
+    used, found = set(taken), []
+    for name in names:
+        shown = next(text for k in count(1) if (text := f"{name} ({k})" if k > 1 else name) not in used)
+        used.add(shown)
+        found.append(shown)
+    return found

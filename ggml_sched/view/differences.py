@@ -2,7 +2,7 @@
 change.
 
 Tensors of both plans correspond by name, op and how many tensors of this name and op came before, so the two graphs may
-be different objects.  Owns the list and its words.
+be different objects; backends by name and how many backends of this name came before.  Owns the list and its words.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.tables import table
+from ggml_sched.planning.tables import distinct, table
 
 __all__ = ["Difference", "Differences", "differences"]
 
 _NAMED = 3
 """The most names of tensors in one line of the list."""
+_CALLER, _UNUSED = "the caller", "unused"
+"""What has the inputs, and where a tensor is that no backend has."""
 
 
 class Difference(NamedTuple):
@@ -104,7 +106,8 @@ def _keyed(plan: Plan) -> dict[tuple[str, str, int], int]:
 
 def _arenas(plan: Plan, other: Plan) -> Iterator[Difference]:
     """Bytes of arenas, and the most bytes alive at once, backend by backend."""
-    sizes = [{b.name: (size, live) for b, size, live in zip(p.backends, p.buffer_sizes, p.live_bytes, strict=True)}
+    sizes = [{name: (size, live)
+              for name, size, live in zip(_backend_names(p), p.buffer_sizes, p.live_bytes, strict=True)}
              for p in (plan, other)]
     for name in dict.fromkeys([*sizes[0], *sizes[1]]):
         there = [of.get(name) for of in sizes]
@@ -136,9 +139,10 @@ def _counts(plan: Plan, other: Plan) -> Iterator[Difference]:
 def _copied(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
     """{(name of the backend that a copy is from, of the one it is for): (number of copies, their bytes)}."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
+    names = dict(zip(plan.backends, _backend_names(plan), strict=True))
     for copy in plan.copies:
         source = plan.backend_of(copy.tensor.root)
-        key = "the caller" if source is None else source.name, copy.backend.name
+        key = _CALLER if source is None else names[source], names[copy.backend]
         n, nbytes = found.get(key, (0, 0))
         found[key] = n + 1, nbytes + copy.nbytes
     return found
@@ -158,11 +162,13 @@ def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
     on the same backend by different rules, one entry for each pair of rules."""
     moved: dict[tuple[str, str], list[tuple[int, int]]] = {}
     ruled: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    # Index -1, of a tensor that no backend has, is the last name.
+    names = [[*_backend_names(p), _UNUSED] for p in (plan, other)]
     for i, k in pairs:
         t = plan.graph.tensors[i]
         if t.op != "NONE" and not t.computes:
             continue        # a view is where its root is
-        where = _backend_name(plan, i), _backend_name(other, k)
+        where = names[0][plan.data.backend_index(i)], names[1][other.data.backend_index(k)]
         rules = plan.data.rule(i), other.data.rule(k)
         if where[0] != where[1]:
             moved.setdefault(where, []).append((i, k))
@@ -176,9 +182,8 @@ def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
                          tuple(those))
 
 
-def _backend_name(plan: Plan, i: int) -> str:
-    b = plan.data.backend_index(i)
-    return "unused" if b < 0 else plan.backends[b].name
+def _backend_names(plan: Plan) -> list[str]:
+    return distinct((backend.name for backend in plan.backends), (_CALLER, _UNUSED))
 
 
 def _shared(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterator[Difference]:

@@ -24,7 +24,7 @@ from ggml_sched.placement.pricing import price_steps
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import Run, Step
 from ggml_sched.planning.report import shape_text
-from ggml_sched.planning.tables import memory_text
+from ggml_sched.planning.tables import distinct, memory_text
 from ggml_sched.view.measured import step_words
 
 __all__ = ["events", "save"]
@@ -66,16 +66,16 @@ def events(trace: Trace, devices: Sequence[Device] | None = None, link: LinkLike
 def _events(trace: Trace, prices: Mapping[int, tuple[float, ...]]) -> Iterator[Event]:
     """The events of all computes, with the names of processes and rows in place of numbers; `prices`: {id of a plan:
     the prices of its steps}."""
-    numbers = count(1)
+    numbers, names = count(1), _processes(trace)
     for number, compute in enumerate(trace.each_compute()):
         plan = compute.plan
         priced = prices.get(id(plan), ())
         yield from _compute(number, compute, numbers)
         for span in compute.steps:
-            yield from _step(trace, plan, span, priced, numbers)
-        yield from _waits(compute)
-        yield from _nodes(compute)
-        yield from _prices(compute, priced, numbers)
+            yield from _step(trace, plan, names, span, priced, numbers)
+        yield from _waits(compute, names)
+        yield from _nodes(compute, names)
+        yield from _prices(compute, names, priced, numbers)
 
 
 class _Ends(NamedTuple):
@@ -116,21 +116,22 @@ def _compute(number: int, compute: TracedCompute, numbers: Iterator[int]) -> Ite
         yield from _asynchronous(CALLER, f"{name}, queued", compute.start, compute.stop, "queued", next(numbers))
 
 
-def _step(trace: Trace, plan: Plan, span: Span, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
+def _step(trace: Trace, plan: Plan, names: Sequence[str], span: Span, prices: Sequence[float],
+          numbers: Iterator[int]) -> Iterator[Event]:
     """The events of one step: a slice for a run; for a step that moves a tensor a slice at both ends, and an arrow."""
     step = plan.program.steps[span.number]
     words = step_words(plan, span.number)
-    here = plan.backends[step.backend]
     args: dict[str, Any] = {"step": span.number}
-    if not trace.is_exact and here.asynchronous:
+    if not trace.is_exact and plan.backends[step.backend].asynchronous:
         args["time"] = "until it was issued"
     if prices and prices[span.number] > 0:
         args["price in us"] = round(prices[span.number] * 1e6, 3)
         args["took / price"] = round((span.stop - span.start) / prices[span.number], 3)
     if isinstance(step, Run):
-        yield _slice(here.name, RUNS, words, span.start, span.stop, step.kind, first=step.first, last=step.last, **args)
+        yield _slice(names[step.backend], RUNS, words, span.start, span.stop, step.kind, first=step.first,
+                     last=step.last, **args)
         return
-    ends = _ends(plan, step)
+    ends = _ends(plan, names, step)
     name, args = f"{words}, {memory_text(ends.nbytes)}", {**args, "bytes": ends.nbytes, **_tensor(plan, step)}
     out, into = f"sends to {ends.to}", f"receives from {ends.source}"
     yield _slice(ends.source, out, name, span.start, span.stop, step.kind, **args)
@@ -142,12 +143,12 @@ def _step(trace: Trace, plan: Plan, span: Span, prices: Sequence[float], numbers
     yield {"ph": "f", "bp": "e", "pid": ends.to, "tid": into, "ts": (span.start + span.stop) / 2 * 1e6, **flow}
 
 
-def _ends(plan: Plan, step: Step) -> _Ends:
+def _ends(plan: Plan, names: Sequence[str], step: Step) -> _Ends:
     """The ends of a step that moves a tensor, from its fields; only for a load does its kind matter: the source is the
     caller."""
     t = plan.graph.tensors[step.tensor]  # type: ignore[union-attr]
     nbytes = int(getattr(step, "nbytes", t.nbytes))
-    source, to = (plan.backends[b].name if b >= 0 else SOURCES for b in plan.ends(step))  # type: ignore[arg-type]
+    source, to = (names[b] if b >= 0 else SOURCES for b in plan.ends(step))  # type: ignore[arg-type]
     if step.kind == "load":
         source = CALLER
     return _Ends(SOURCES if source == to else source, to, nbytes)
@@ -158,39 +159,39 @@ def _tensor(plan: Plan, step: Step) -> dict[str, str]:
     return {"tensor": t.name, "type": str(t.type), "shape": shape_text(t)}
 
 
-def _waits(compute: TracedCompute) -> Iterator[Event]:
+def _waits(compute: TracedCompute, names: Sequence[str]) -> Iterator[Event]:
     """A slice for each step that waits for steps of other queues: from the end of the step before it in its own queue
     to its start."""
-    program, backends = compute.plan.program, compute.plan.backends
+    program = compute.plan.program
     ended: dict[int, float] = {}
     for span in compute.steps:
         step = program.steps[span.number]
         since = ended.get(step.backend, compute.start)
         others = [w for w in step.waits if not w.back and program.steps[w.step].backend != step.backend]
         if others and span.start > since:
-            names = ", ".join(f"step {w.step} of {backends[program.steps[w.step].backend].name}" for w in others)
-            yield _slice(backends[step.backend].name, WAITS, f"wait for {names}", since, span.start, "wait",
-                         step=span.number)
+            those = ", ".join(f"step {w.step} of {names[program.steps[w.step].backend]}" for w in others)
+            yield _slice(names[step.backend], WAITS, f"wait for {those}", since, span.start, "wait", step=span.number)
         ended[step.backend] = span.stop
 
 
-def _nodes(compute: TracedCompute) -> Iterator[Event]:
+def _nodes(compute: TracedCompute, names: Sequence[str]) -> Iterator[Event]:
     plan = compute.plan
     for span in compute.nodes:
         node = plan.graph.nodes[span.number]
-        backend = plan.backend_of(node)
-        if backend is not None:
-            yield _slice(backend.name, NODES, node.name or node.op, span.start, span.stop, node.op, node=span.number,
+        b = plan.data.backend_index(plan.graph.id_of(node))
+        if b >= 0:
+            yield _slice(names[b], NODES, node.name or node.op, span.start, span.stop, node.op, node=span.number,
                          op=node.op, type=str(node.type), shape=shape_text(node))
 
 
-def _prices(compute: TracedCompute, prices: Sequence[float], numbers: Iterator[int]) -> Iterator[Event]:
+def _prices(compute: TracedCompute, names: Sequence[str], prices: Sequence[float],
+            numbers: Iterator[int]) -> Iterator[Event]:
     """The predicted times of the steps that ran, one after the other from the start of the compute."""
     plan, at = compute.plan, compute.start
     ran = {span.number for span in compute.steps}
     for number, price in enumerate(prices):
         if number in ran and price > 0:
-            backend = plan.backends[plan.program.steps[number].backend].name
+            backend = names[plan.program.steps[number].backend]
             yield from _asynchronous(backend, f"price: {step_words(plan, number)}", at, at + price, "price",
                                      next(numbers), step=number)
             at += price
@@ -199,11 +200,16 @@ def _prices(compute: TracedCompute, prices: Sequence[float], numbers: Iterator[i
 # -- names ------------------------------------------------------------------------------------------------
 
 
+def _processes(trace: Trace) -> list[str]:
+    """The names of the processes of the backends, which differ from one another and from the other two."""
+    return distinct((backend.name for backend in trace.backends), (CALLER, SOURCES))
+
+
 def _named(trace: Trace, made: Callable[[], Iterable[Event]]) -> Iterator[Event]:
     """The names of the processes and their rows, then the events with numbers in place of these names.
 
     `made` makes the events, once for their names and once to be yielded, so that no more than one is in memory."""
-    order = [CALLER, *(backend.name for backend in trace.backends), SOURCES]
+    order = [CALLER, *_processes(trace), SOURCES]
     used: dict[tuple[str, str], None] = dict.fromkeys((event["pid"], event["tid"]) for event in made())
     rows: dict[str, dict[str, int]] = {name: {} for name in order}
     first = [(name, row) for row in (RUNS, WAITS, NODES) for name in order if (name, row) in used]

@@ -341,6 +341,27 @@ def test_the_file_has_rows_for_steps_arrows_for_copies_with_their_bytes_and_wait
     assert waits and all(plan.program.steps[e["args"]["step"]].waits for e in waits)
 
 
+@pytest.mark.parametrize("names", [("CPU", "CPU"), ("the caller", "sources")])
+def test_backends_of_equal_names_have_processes_of_their_own(names):
+    backends = [gs.CpuBackend(1, name=name) for name in names]
+    chain = Chain(backends)
+    with chain.scheduler(backends) as scheduler:
+        trace = traced(chain, scheduler, 2, nodes=True)
+    found = list(events(trace))
+    arrows = check_events(found).values()
+    processes = {e["args"]["name"]: e["pid"] for e in found if e["name"] == "process_name"}
+    second = f"{names[1]} (2)"
+    assert [*processes] == ["the caller", "CPU" if names[0] == "CPU" else "the caller (2)", second]
+    rows = {(e["pid"], e["args"]["name"]): e["tid"] for e in found if e["name"] == "thread_name"}
+    used = {(e["pid"], e["tid"]) for e in found if e["ph"] == "X"}
+    assert {(pid, tid) for (pid, _), tid in rows.items()} == used, "no row is empty"
+    between = {(one["pid"], other["pid"]) for one, other in arrows if one["cat"] == "copy"}
+    assert between == {(1, 2)} and (1, f"sends to {second}") in rows
+    for pid in (1, 2):
+        assert any(e["pid"] == pid and e["cat"] == "run" for e in found if e["ph"] == "X")
+        assert (pid, "nodes") in rows
+
+
 def test_prices_stand_beside_what_was_measured(tmp_path):
     backends = cpus()
     chain = Chain(backends)

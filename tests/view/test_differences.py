@@ -53,6 +53,25 @@ def test_two_placements_on_other_backends():
     assert ("GPU0", "CPU") in moved and ("GPU2", "GPU0") in moved
 
 
+@pytest.mark.parametrize("name", ["GPU", "the caller", "unused"])
+def test_backends_of_one_name_are_told_apart(name):
+    def plan(home):
+        backends = [gs.DryBackend(name), gs.DryBackend(name), gs.DryBackend("CPU")]
+        weights, ctx = gs.Context(), gs.Context()
+        weight = weights.tensor("f32", (64, 64), "w")
+        backends[home].alloc_tensors(weights)
+        x = ctx.tensor("f32", (64, 4), "x", input=True)
+        with gs.Scheduler(backends) as scheduler:
+            scheduler.set_tensor_backend(x, backends[2])
+            return scheduler.plan(gs.Graph(ctx.set_output(ctx.mul_mat(weight, x))))
+
+    first, second = (name, f"{name} (2)") if name == "GPU" else (f"{name} (2)", f"{name} (3)")
+    kinds = by_kind(plan(0).differences(plan(1)))
+    assert {entry.what for entry in kinds["arena"]} >= {first, second}
+    assert [entry.what for entry in kinds["copies"]] == [f"CPU to {first}", f"CPU to {second}"]
+    assert {(entry.one, entry.other) for entry in kinds["backend"]} == {(first, second)}
+
+
 def test_tensors_that_one_graph_alone_has():
     found = by_kind(small(nodes=2).differences(small(nodes=4)))
     (entry,) = found["graph"]
