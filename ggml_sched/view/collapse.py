@@ -51,11 +51,11 @@ def collapse(of: MemoryMap, sections: Sequence[Section]) -> Collapsed:
     firsts = np.array([s.first for s in sections], np.int64)
     stops = np.array([s.stop for s in sections], np.int64)
     begun = np.searchsorted(firsts, of.first, "right") - 1
-    # A section without time, in which nothing computes, has no block.
     ended = np.searchsorted(stops, of.stop, "left")
     long = np.searchsorted(np.unique(stops), of.stop, "left") - np.searchsorted(np.unique(stops), of.first, "right") > 1
     cells: list[Cell] = []
-    for k in range(len(sections)):
+    # A section without time, in which nothing computes, has no cells, though a block may outlive it.
+    for k in np.flatnonzero(firsts < stops).tolist():
         inside = np.flatnonzero(~long & (begun <= k) & (ended >= k) & (of.first < stops[k]) & (of.stop > firsts[k]))
         if len(inside):
             cells += _cells(of, k, sections[k], inside)

@@ -110,3 +110,17 @@ def test_one_section_holds_all_blocks():
     plan = small(nodes=5)
     (of,) = memory_maps(plan)
     assert set(collapse(of, timed(plan)).section.tolist()) == {0}
+
+
+def test_a_layer_of_views_alone_has_no_cells():
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (8, 4), "x", input=True)
+    view = ctx.set_name(ctx.reshape(ctx.set_name(ctx.mul_mat(x, x), "a-0"), (2, 8)), "v-1")
+    with gs.Scheduler([gs.DryBackend("CPU")]) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(ctx.set_name(ctx.sum_rows(view), "b-2"))))
+    sections = timed(plan)
+    assert [s.label for s in sections] == ["0", "1", "2"] and sections[1].first == sections[1].stop
+    (of,) = memory_maps(plan)
+    with np.errstate(all="raise"):
+        found = collapse(of, sections)
+    assert {cell.section for cell in found.cells} == {0, 2}
