@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from ggml_sched.planning.tables import table
 
 __all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of", "series_of"]
 
+Ints = NDArray[np.int64]
 _LARGEST = 4
 """The most series of a cap."""
 _BEAM = 32
@@ -129,21 +131,69 @@ def _arena(plan: Plan, b: int, owners: Sequence[int]) -> ArenaPeaks:
     for i in owners:
         keys.setdefault(series_of(plan, i), []).append(i)
     series = [replace(key, count=len(ids)) for key, ids in keys.items()]
-    alive = np.zeros((len(series), len(data.sequence) + 2), np.int64)
-    for row, ids in zip(alive, keys.values(), strict=True):
-        for i in ids:
-            for first, after, nbytes in _spans(plan, i):
-                row[first] += nbytes
-                row[after] -= nbytes
-    alive = np.cumsum(alive, axis=1)
+    alive, total = _alive([[span for i in ids for span in _spans(plan, i)] for ids in keys.values()],
+                          len(data.sequence) + 2)
     arena = plan.buffer_sizes[b]
-    total = alive.sum(axis=0)
     live = int(total.max(initial=0))
     if not live:
         return ArenaPeaks(plan.backends[b].name, arena, 0, (), ())
-    alone = [live - int((total - row).max()) for row in alive]
-    return ArenaPeaks(plan.backends[b].name, arena, live, tuple(_peaks(plan, series, alive, total, alone)),
+    return ArenaPeaks(plan.backends[b].name, arena, live, tuple(_peaks(plan, series, alive, total)),
                       tuple(Cap(tuple(series[k] for k in members), saves) for members, saves in _caps(alive, total)))
+
+
+class _Alive(NamedTuple):
+    """The live bytes of each series: ranges of positions with equal bytes, in the order of series and positions.  Those
+    of one series follow one another and cover all positions; a table of series times positions would be too large."""
+
+    bounds: Ints
+    """The index of the first range of each series; at the end the number of ranges."""
+    series: Ints
+    first: Ints
+    after: Ints
+    nbytes: Ints
+
+    def row(self, k: int) -> Ints:
+        """The bytes of series k at each position."""
+        those = slice(self.bounds[k], self.bounds[k + 1])
+        return np.repeat(self.nbytes[those], self.after[those] - self.first[those])
+
+    def at(self, position: int) -> tuple[Ints, Ints]:
+        """The series with bytes at a position, and these bytes."""
+        there = np.flatnonzero((self.first <= position) & (position < self.after) & (self.nbytes > 0))
+        return self.series[there], self.nbytes[there]
+
+
+def _alive(spans: Sequence[Sequence[tuple[int, int, int]]], n_positions: int) -> tuple[_Alive, Ints]:
+    """The live bytes of each series and of all together at each position; `spans`: for each series its (first position,
+    position after the last one, bytes)."""
+    changes = np.array([(k, position, change) for k, of in enumerate(spans) for position, change in
+                        ((0, 0), *((first, nbytes) for first, _, nbytes in of),
+                         *((after, -nbytes) for _, after, nbytes in of))], np.int64).reshape(-1, 3)
+    series, first, change = changes[np.lexsort((changes[:, 1], changes[:, 0]))].T
+    total = np.zeros(n_positions, np.int64)
+    np.add.at(total, first, change)
+    last = np.flatnonzero((np.diff(series, append=-1) != 0) | (np.diff(first, append=-1) != 0))
+    # Bytes of a series end at zero, so that the sums of the next one begin there.
+    series, first, nbytes = series[last], first[last], np.cumsum(change)[last]
+    bounds = np.searchsorted(series, np.arange(len(spans) + 1))
+    after = np.append(first[1:], n_positions)
+    after[bounds[1:] - 1] = n_positions
+    return _Alive(bounds, series, first, after, nbytes), np.cumsum(total)
+
+
+def _alone(alive: _Alive, total: Ints) -> Ints:
+    """By how much the maximum of `total` is higher than without each series."""
+    most = np.zeros_like(alive.first)
+    # The largest total of each range is that of two ranges with a power of two positions, which overlap.
+    largest, width, lengths = total, 1, alive.after - alive.first
+    while True:
+        those = np.flatnonzero((width <= lengths) & (lengths < 2 * width))
+        most[those] = np.maximum(largest[alive.first[those]], largest[alive.after[those] - width])
+        if 2 * width > len(total):
+            break
+        largest, width = np.maximum(largest[:-width], largest[width:]), 2 * width
+    saves: Ints = total.max() - np.maximum.reduceat(most - alive.nbytes, alive.bounds[:-1])
+    return saves
 
 
 def series_of(plan: Plan, i: int) -> Series:
@@ -176,41 +226,51 @@ def _spans(plan: Plan, i: int) -> Iterator[tuple[int, int, int]]:
     yield birth, position + 1, size - rest
 
 
-def _peaks(plan: Plan, series: Sequence[Series], alive: NDArray[np.int64], total: NDArray[np.int64],
-           alone: Sequence[int]) -> Iterator[Peak]:
+def _peaks(plan: Plan, series: Sequence[Series], alive: _Alive, total: Ints) -> Iterator[Peak]:
     """The positions with the most live bytes: neighbouring ones with the same series are one peak, and later peaks with
     the same series are counted with the first."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     last, before = -2, None
+    order = np.argsort(alive.first, kind="stable")
+    begun = np.searchsorted(alive.first[order], np.arange(1, len(total) + 1)).tolist()
+    changes = list(zip(alive.series[order].tolist(), alive.nbytes[order].tolist(), strict=True))
+    now: dict[int, int] = {}
+    done = 0
     for position in np.flatnonzero(total == total.max()).tolist():
-        column = alive[:, position]
-        members = np.flatnonzero(column)
-        key = tuple(sorted(((int(column[k]), int(k)) for k in members), key=lambda pair: (-pair[0], pair[1])))
+        for k, nbytes in changes[done : begun[position]]:
+            now[k] = nbytes
+            if not nbytes:
+                del now[k]
+        done = begun[position]
+        key = tuple(sorted(((nbytes, k) for k, nbytes in now.items()), key=lambda pair: (-pair[0], pair[1])))
         if position != last + 1 or key != before:
             found.setdefault(key, []).append(position)
         last, before = position, key
+    alone, sequence = _alone(alive, total).tolist(), plan.data.sequence
     for key, positions in found.items():
-        yield Peak(_made_at(plan, positions[0]), positions[0], len(positions),
+        # The name of the tensor at this position of the sequence; the last one may be past its end.
+        node = plan.name_of(sequence[min(positions[0], len(sequence) - 1)]) if sequence else ""
+        yield Peak(node, positions[0], len(positions),
                    tuple((series[k], nbytes, alone[k]) for nbytes, k in key))
 
 
-def _made_at(plan: Plan, position: int) -> str:
-    """The name of the tensor at a position of the sequence."""
-    sequence = plan.data.sequence
-    return plan.name_of(sequence[min(position, len(sequence) - 1)]) if sequence else ""
+def _caps(alive: _Alive, total: Ints) -> list[tuple[tuple[int, ...], int]]:
+    """Sets of series without which the maximum of `total` is lower, and by how much.
 
-
-def _caps(alive: NDArray[np.int64], total: NDArray[np.int64]) -> list[tuple[tuple[int, ...], int]]:
-    """Sets of rows of `alive` without which the maximum of `total` is lower, and by how much.
-
-    `alive` has a row for each series: its live bytes at each position; `total` is the sum of all rows.  Without a set's
-    rows the maximum is at another position; only a row with bytes there can save more.  So the search extends each set
-    by such rows, at most as many as _LARGEST, _BEAM and _WIDTH allow.
+    Without a set of series the maximum is at another position; only a series with bytes there can save more.  So the
+    search extends each set by such series, at most as many as _LARGEST, _BEAM and _WIDTH allow.
     """
     live = int(total.max())
 
+    def left(members: Iterable[int]) -> Ints:
+        """The live bytes at each position without these series."""
+        rest = total.copy()
+        for k in members:
+            rest -= alive.row(k)
+        return rest
+
     def saved(members: Iterable[int]) -> int:
-        return live - int((total - alive[list(members)].sum(axis=0)).max())
+        return live - int(left(members).max())
 
     found: list[tuple[tuple[int, ...], int]] = []
     beam: list[tuple[int, ...]] = [()]
@@ -218,12 +278,10 @@ def _caps(alive: NDArray[np.int64], total: NDArray[np.int64]) -> list[tuple[tupl
     for _ in range(_LARGEST):
         extended: dict[tuple[int, ...], int] = {}
         for members in beam:
-            left = total - alive[list(members)].sum(axis=0)
-            column = alive[:, int(left.argmax())].copy()
-            column[list(members)] = 0
-            for k in np.argsort(-column, kind="stable")[:_WIDTH].tolist():
-                if column[k]:
-                    extended.setdefault(tuple(sorted((*members, k))), 0)
+            there, nbytes = alive.at(int(left(members).argmax()))
+            largest = [k for k in there[np.argsort(-nbytes, kind="stable")].tolist() if k not in members]
+            for k in largest[:_WIDTH]:
+                extended.setdefault(tuple(sorted((*members, k))), 0)
         for members in extended:
             extended[members] = saved(members)
         ranked = sorted(extended.items(), key=lambda item: (-item[1], item[0]))

@@ -19,10 +19,6 @@ from ggml_sched.view.roles import COPIES, roles_of
 
 __all__ = ["Content", "content_of"]
 
-_MOST = 100_000_000
-"""Peaks are shown if the plan's series times its positions are at most this many: the size of the table that finds
-them."""
-
 
 class Content:
     """The content of one plan: `data`, which becomes JSON, and what the tables of the page need."""
@@ -36,7 +32,7 @@ class Content:
                                         for s in sections_of(plan)]
         self.end: int = max(1, int(self.clock[-1]))
         self.maps: tuple[MemoryMap, ...] = memory_maps(plan)
-        self.peaks: tuple[ArenaPeaks, ...] = self._peaks()
+        self.peaks: tuple[ArenaPeaks, ...] = plan.peaks()
         self._fell: list[tuple[Fallback, tuple[int, ...]]] = fallbacks_with_ids(plan)
         self.fallbacks: tuple[Fallback, ...] = tuple(fallback for fallback, _ in self._fell)
         self.data: dict[str, Any] = self._data()
@@ -99,13 +95,6 @@ class Content:
             columns.setdefault("fell", []).append([*ids, number])
         columns["fallbacks"] = [f"{fallback.refused_by} does not support {fallback.why}" for fallback in self.fallbacks]
         return columns
-
-    def _peaks(self) -> tuple[ArenaPeaks, ...]:
-        """The peaks and caps of the arenas; empty if series are so many that finding them would take long."""
-        data = self.plan.data
-        owners = [int(i) for of in self.maps for i in of.owner]
-        kinds = {series_of(self.plan, i) for i in owners}
-        return self.plan.peaks() if len(kinds) * len(data.sequence) <= _MOST else ()
 
     def _series(self) -> list[list[int]]:
         """For each entry of `named_series` the ids of the tensors in that series."""

@@ -52,7 +52,7 @@ def peaks_tables(content: Content, p: int) -> str:
         if of.live:
             parts.append(_arena_peaks(content, p, b, of, members))
     if not parts:
-        return '<p class="none">names are too many for this plan: print(plan.peaks())</p>'
+        return '<p class="none">No arena has bytes.</p>'
     return f'<div class="arenas">{"".join(parts)}</div>'
 
 

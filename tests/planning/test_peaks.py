@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -153,3 +154,23 @@ def test_copy_slots_count(copies):
         here = ctx.sqr(there)
         plan = plan_of(gs.Graph(here), a, b, assigned={there: a, here: b}, copies=copies)
         assert [arena.live for arena in plan.peaks()] == list(plan.live_bytes)
+
+
+def test_series_without_a_name_in_common_take_memory_by_their_number_alone():
+    def letters(k):
+        return chr(97 + k % 26) + (letters(k // 26) if k >= 26 else "z")
+
+    n = 3000
+    with gs.Context("letters") as ctx:
+        x = t = ctx.tensor("f32", (64, 4), "x", input=True)
+        for k in range(n):
+            t = ctx.set_name(ctx.repeat(ctx.sum_rows(t), x), letters(k))
+        plan = plan_of(gs.Graph(ctx.set_output(t)))
+        tracemalloc.start()
+        try:
+            (found,) = plan.peaks()
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < 6000 * n, "a table of series times positions would have many times as many bytes"
+    assert found.live == plan.live_bytes[0] and len(found.peaks) > n // 2
