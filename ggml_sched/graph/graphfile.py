@@ -16,6 +16,7 @@ from io import BufferedReader
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
+from ggml_sched._files import replace_file
 from ggml_sched._graph import BackendBase, Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import FileFormatError, GraphError
@@ -103,14 +104,13 @@ def graph_from_dict(data: Any, place: Callable[[Tensor], Chosen] | None = None, 
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write a graph in the format that `load_graph` reads; gzipped when the path ends in .gz."""
+    """Write a graph in the format that `load_graph` reads; gzipped when the path ends in .gz.  An existing file is
+    replaced atomically."""
     text = json.dumps(graph_to_dict(graph), separators=(",", ":"), sort_keys=True).encode()
-    path = os.fsdecode(path)
-    if path.endswith(".gz"):
+    if os.fsdecode(path).endswith(".gz"):
         # mtime=0 leaves out the time stamp, so that equal graphs give equal files.
         text = gzip.compress(text, mtime=0)
-    with open(path, "wb") as file:
-        file.write(text)
+    replace_file(path, [text])
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:

@@ -403,6 +403,16 @@ def test_a_real_graph_survives_the_round_trip(name, tmp_path):
         assert gs.load_graph(os.fsencode(copied)).fingerprint == graph.fingerprint
 
 
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_an_existing_file_of_a_graph_stays_where_the_new_one_cannot_be_written(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"graph{suffix}"
+    path.write_bytes(b"before")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        gs.save_graph(gs.Graph(), path)
+    assert path.read_bytes() == b"before" and [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.parametrize("name", graph_names())
 def test_the_depth_first_order_of_a_reloaded_graph(name):
     """Building the graph anew from its last nodes, in ggml's order, meets the sources in the file's order."""
