@@ -27,6 +27,7 @@ from ggml_sched.cli.fit import (
     model_options,
     refused,
 )
+from ggml_sched.cli.run import check_file
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning import report
 from ggml_sched.planning.tables import seconds, table
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plans, and draw them where asked for; returns 1 if the graphs do not fit the devices, else 0."""
     _check_options(args)
+    _check_files(args)
     if args.device or args.measure is not None:
         return _on_devices(args)
     from ggml_sched import load_graph
@@ -145,13 +147,26 @@ def _check_options(args: argparse.Namespace) -> None:
         check_model_options(args)
 
 
-def _check_drawn(args: argparse.Namespace, count: int) -> None:
-    """Check the options that draw, for `count` plans: ValueError for options that do not go together, and for more than
-    two plans to draw with --svg; Error where --html needs Bokeh, which is not installed."""
+def _check_files(args: argparse.Namespace) -> None:
+    """Check what is needed to write the files that are drawn: OSError for one that cannot be written, ValueError for
+    one that would replace another or an input, Error where --html needs Bokeh, which is not installed."""
     if args.html:
         from ggml_sched.view.page import needs_bokeh
 
         needs_bokeh()
+    taken = {os.path.realpath(path): path for path in args.inputs}
+    for option, path in (("--svg", args.svg), ("--html", args.html)):
+        check_file(option, path)
+        if path is None or os.path.exists(path) and not os.path.isfile(path):
+            continue    # a pipe or a device may be written to twice
+        other = taken.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise ValueError(f"{option} {path} would replace {'the file of ' * (other == '--svg')}{other}")
+
+
+def _check_drawn(args: argparse.Namespace, count: int) -> None:
+    """Check the options that draw, for `count` plans: ValueError for options that do not go together, and for more than
+    two plans to draw with --svg."""
     if args.other and not (args.svg or args.html):
         raise ValueError("--other names a plan to draw: give --svg or --html, too")
     if args.other == "stock" and not args.device and args.measure is None:

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     if args.interleave and (args.memory is not None or args.disk is not None):
         raise ValueError("--interleave keeps all weights in memory: it takes neither --memory nor --disk")
     for option, path in (("--trace", args.trace), ("--record-experts", args.record_experts)):
-        _check_writable(option, path)
+        check_file(option, path)
     with ExitStack() as stack:
         named = _opened(args, stack)
         source = _source(args.model)
@@ -151,8 +151,8 @@ def run(args: argparse.Namespace) -> int:
         return _continue(args, model, loaded, sampling)
 
 
-def _check_writable(option: str, path: str | None) -> None:
-    """OSError for a file that cannot be written, before the run whose recording it is to get."""
+def check_file(option: str, path: str | None) -> None:
+    """OSError for a file that cannot be written, before the work whose result it is to get."""
     from ggml_sched._files import check_writable
 
     if path is None:

@@ -155,6 +155,23 @@ def test_what_cannot_be_drawn_is_refused_before_planning(graph_files, capsys, op
     assert why in streams.err and not streams.out
 
 
+@pytest.mark.parametrize("placed", [[], [*GPU, *HOST]], ids=["configuration", "placement"])
+def test_files_that_cannot_be_drawn_are_refused_before_planning(graph_files, capsys, tmp_path, placed):
+    pytest.importorskip("bokeh", reason="needs the extra view")
+    graph, *_ = graph_files
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for options, why in (
+            (["--html", f"{tmp_path}/none/x.html"], "--html: No such file or directory"),
+            (["--svg", str(tmp_path)], "--svg: Is a directory"),
+            (["--svg", f"{tmp_path}/x", "--html", f"{tmp_path}/./x"], "/./x would replace the file of --svg"),
+            (["--svg", graph], f"--svg {graph} would replace {graph}")):
+        assert cli.main(["plan", graph, *(placed or ["--backends", "c1"]), *options]) == 1
+        streams = capsys.readouterr()
+        assert why in streams.err and not streams.out
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    printed(capsys, graph, *(placed or ["--backends", "c1"]), "--svg", "/dev/null", "--html", "/dev/null")
+
+
 @pytest.mark.parametrize("options, words", [
     (["--device", "4090", "--policy", "seed"], "--policy is not for plans with --device or --measure"),
     (["--device", "4090", "--alignment", "256"], "--alignment is not for plans with --device or --measure"),
