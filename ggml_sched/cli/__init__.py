@@ -9,6 +9,7 @@ Owns the exit codes: 0 done, 1 an error (one line on stderr, no traceback), 2 wr
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import os
 import sys
@@ -20,11 +21,15 @@ from typing import Any
 from ggml_sched import __version__
 from ggml_sched.cli import config, experts, fit, pack, plan, run
 from ggml_sched.errors import Error
+from ggml_sched.planning.tables import printable
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, ModuleType] = {"run": run, "fit": fit, "plan": plan, "pack": pack, "experts": experts,
                                    "config": config}
+
+_ERRORS = "ggml-sched"
+"""The name of the error handler of standard output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed the help, or what is wrong with the arguments
         return int(stop.code or 0)
     try:
-        with _names_as_given():
+        with _all_names_printed():
             code = args.run(args)
             sys.stdout.flush()
         return int(code or 0)
@@ -55,22 +60,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _names_as_given() -> Iterator[None]:
-    """Print names of files that are no text in the encoding of standard output as the bytes that they are."""
-    stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper) or stdout.errors != "strict":
+def _all_names_printed() -> Iterator[None]:
+    """Print names of files that are no text in the encoding of standard output as the bytes that they are, and other
+    characters that it does not have with backslashes."""
+    stdout, before = sys.stdout, getattr(sys.stdout, "errors", None)
+    if not isinstance(stdout, io.TextIOWrapper) or before not in ("strict", "surrogateescape"):
         yield
         return
-    stdout.reconfigure(errors="surrogateescape")
+    codecs.register_error(_ERRORS, _encoded)
+    stdout.reconfigure(errors=_ERRORS)
     try:
         yield
     finally:
         with suppress(OSError, ValueError):     # what is not printed yet cannot be printed, or the stream is closed
-            stdout.reconfigure(errors="strict")
+            stdout.reconfigure(errors=before)
+
+
+def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The bytes of the first character that cannot be encoded, and where the text goes on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    first = error.object[error.start]
+    if "\udc80" <= first <= "\udcff":
+        return first.encode("ascii", "surrogateescape"), error.start + 1
+    return first.encode("ascii", "backslashreplace").decode("ascii"), error.start + 1
 
 
 def _failed(error: BaseException, message: str) -> int:
-    print("ggml-sched: error:", " ".join(message.split()) or type(error).__name__, file=sys.stderr)
+    print("ggml-sched: error:", printable(" ".join(message.split())) or type(error).__name__, file=sys.stderr)
     return 1
 
 

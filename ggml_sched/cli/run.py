@@ -335,11 +335,8 @@ def _stream(generation: Generation[Any], opening: Callable[[], object], ids: boo
 
 def _write(text: str) -> None:
     """Print a text and flush, with question marks for characters that standard output cannot encode."""
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        kind = sys.stdout.encoding
-        sys.stdout.write(text.encode(kind, "replace").decode(kind))
+    kind = sys.stdout.encoding
+    sys.stdout.write(text.encode(kind, "replace").decode(kind) if kind else text)
     sys.stdout.flush()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggml_sched.planning.plan import Plan
-from ggml_sched.planning.tables import table
+from ggml_sched.planning.tables import printable, table
 
 __all__ = ["ArenaPeaks", "Cap", "Peak", "Series", "peaks_of", "series_of"]
 
@@ -101,7 +101,7 @@ class ArenaPeaks:
         lines = [f"{self.backend}: arena {self.arena:,} bytes, live {self.live:,}"]
         for peak in self.peaks[:_SHOWN]:
             like = f", and {peak.times - 1} more like it" if peak.times > 1 else ""
-            lines += ["", f"peak at {peak.node or 'an unnamed tensor'}, position {peak.position}{like}"]
+            lines += ["", f"peak at {printable(peak.node) or 'an unnamed tensor'}, position {peak.position}{like}"]
             alive = [(f"  {series}", f"{size:,}", f"{alone:,}") for series, size, alone in peak.series[:_SHOWN]]
             lines.append(table([("  alive", "bytes", "alone saves"), *alive], "<>>"))
         if len(self.peaks) > _SHOWN:

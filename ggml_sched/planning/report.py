@@ -13,7 +13,7 @@ from ggml_sched._graph import BufferBase, Tensor
 from ggml_sched.backend import measure_buffer
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.program import bank_of, describe
-from ggml_sched.planning.tables import table
+from ggml_sched.planning.tables import printable, table
 
 __all__ = ["explain", "names_of", "program", "shape_text", "summary"]
 
@@ -84,7 +84,7 @@ def _fetched(plan: Plan) -> list[str]:
 
 def program(plan: Plan) -> str:
     """The steps of a compute, a line for each, with the names of tensors and backends."""
-    names = names_of(plan)
+    names = [*map(printable, names_of(plan))]
     name = lambda i: _plain(plan, names, i)                 # noqa: E731
     backend = lambda b: plan.backends[b].name               # noqa: E731
     return "\n".join(f"{k:>4}  {describe(step, name, backend)}" for k, step in enumerate(plan.program.steps))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-__all__ = ["distinct", "markdown", "memory_text", "preformatted", "seconds", "table"]
+__all__ = ["distinct", "markdown", "memory_text", "preformatted", "printable", "seconds", "table"]
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 
 
 def table(rows: Iterable[Sequence[object]], align: str = "<>", underlined: bool = False) -> str:
@@ -33,7 +36,12 @@ def markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _text(cell: object) -> str:
-    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else printable(str(cell))
+
+
+def printable(text: str) -> str:
+    """A text, such as a name, with control characters escaped: a terminal would act on them, a line or table break."""
+    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def seconds(value: float) -> str:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from small_llama import SMALL
 
-from ggml_sched import cli, save_graph
+from ggml_sched import Context, Graph, cli, save_graph
 from ggml_sched.llama import load
 
 
@@ -110,6 +110,23 @@ def test_files_may_have_names_that_are_no_text(command, graph_file, tmp_path):
     assert (done.returncode, done.stderr) == (0, b"") and name in done.stdout
     with open(argv[-1] if argv[-1].startswith(name) else argv[1], encoding="utf-8") as file:
         assert file.read()
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [
+    ("ascii:strict", rb"\xe9\u6f22\x1b[2J\n\x85"), ("ascii:surrogateescape", rb"\xe9\u6f22\x1b[2J\n\x85"),
+    ("latin-1:strict", b"\xe9" + rb"\u6f22\x1b[2J\n\x85"), ("utf-8:strict", "\xe9\u6f22".encode() + rb"\x1b[2J\n\x85"),
+])
+def test_tensors_may_have_names_that_the_output_has_no_characters_for(encoding, shown, tmp_path):
+    ctx = Context()
+    node = ctx.set_name(ctx.relu(ctx.tensor("f32", 4, "x", input=True)), "n\xe9\u6f22\x1b[2J\n\x85")
+    save_graph(Graph(ctx.set_output(node)), tmp_path / "graph.json")
+    path = os.fsencode(tmp_path) + b"/\xff.json"
+    os.rename(tmp_path / "graph.json", path)
+    done = subprocess.run([sys.executable, "-m", "ggml_sched", "plan", path, "--backends", "c1", "--splits", "--steps",
+                           "--peaks"], capture_output=True, timeout=300,
+                          env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert path in done.stdout and done.stdout.count(b"n" + shown) >= 3 and b"\x1b" not in done.stdout
 
 
 @pytest.mark.parametrize(("command", "closed", "code", "said"), [
