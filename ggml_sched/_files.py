@@ -54,8 +54,17 @@ def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], part
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        # A copy of a descriptor goes on where the descriptor is; to open its name again would empty a file.
-        with open(path if descriptor is None else os.dup(descriptor), "wb") as file:
+        if descriptor is None:
+            file = open(path, "wb")  # noqa: SIM115
+        else:
+            # A copy of a descriptor goes on where the descriptor is; to open its name again would empty a file.
+            copy = os.dup(descriptor)
+            try:
+                file = open(copy, "wb")  # noqa: SIM115
+            except OSError:
+                os.close(copy)      # it is a folder's
+                raise
+        with file:
             file.writelines(parts)
         return
     path = os.path.realpath(path)

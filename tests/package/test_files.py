@@ -190,6 +190,22 @@ def test_an_open_file_is_written_to_where_it_is(tmp_path, name):
     assert sorted(os.listdir(tmp_path)) == ["link", "log"] and link.is_symlink()
 
 
+def test_an_open_folder_is_refused_and_no_descriptor_is_left(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(IsADirectoryError):
+            write_text(f"/dev/fd/{folder}", "text")
+        following = os.dup(folder)
+        os.close(following)
+        with pytest.raises(IsADirectoryError):
+            write_text(f"/dev/fd/{folder}", "text")
+        again = os.dup(folder)
+        os.close(again)
+        assert following == again
+    finally:
+        os.close(folder)
+
+
 def test_a_symbolic_link_stays_and_what_it_names_is_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
