@@ -21,7 +21,7 @@ from ggml_sched._graph import BackendBase, Context, Graph, Tensor, bind_resident
 from ggml_sched.backend import Buffer
 from ggml_sched.errors import FileFormatError, GraphError
 
-__all__ = ["graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
+__all__ = ["check_text", "graph_from_dict", "graph_to_dict", "load_graph", "save_graph"]
 
 
 class StandIn(Protocol):
@@ -58,7 +58,7 @@ def load_graph(path: str | os.PathLike[str], place: Callable[[Tensor], Chosen] |
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: not JSON: {error}") from error
     graph = graph_from_dict(data, where=path)
-    _check_text(graph.meta, f"{path}: meta")
+    check_text(graph.meta, f"{path}: meta")
     if place is not None:
         _place_residents(graph, place)
     return graph
@@ -212,7 +212,7 @@ def _tensor(ctx: Context, tensors: list[Any], i: int, made: dict[int, Tensor], w
         raise FileFormatError(f"{where}: tensor {i}: {error}") from error
 
 
-def _check_text(value: Any, what: str) -> None:
+def check_text(value: Any, what: str) -> None:
     """FileFormatError for a lone surrogate in a value of JSON, which can write it: no text that is encoded can have it.
     """
     try:

@@ -22,7 +22,7 @@ from ggml_sched._files import write_text
 from ggml_sched._graph import BackendBase, Graph, measure_buffer
 from ggml_sched.backend import Backend, Buffer, checked_backends
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
-from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
+from ggml_sched.graph.graphfile import check_text, graph_from_dict, graph_to_dict
 from ggml_sched.planning.compiler import arrays_of
 from ggml_sched.planning.fallbacks import refusals_of
 from ggml_sched.planning.plan import Plan
@@ -107,6 +107,8 @@ def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], wher
         raise FileFormatError(f"{where}: no policy")
     if not isinstance(data.get("assigned_by"), str | None):
         raise FileFormatError(f"{where}: assigned_by is not a text")
+    for field in ("policy", "assigned_by"):
+        check_text(data.get(field), f"{where}: {field}")
     if data.get("graph") != f"{given.fingerprint:032x}":
         raise GraphError(f"{where}: made for graph {data.get('graph')}, this one is {given.fingerprint:032x}")
     graph = _ordered(data.get("order"), given, where)

@@ -395,6 +395,8 @@ CLAIMS = {
     "another kind of file": ({"format": "ggml-sched graph"}, gs.FileFormatError, "not a plan"),
     "another version": ({"version": 4}, gs.FileFormatError, "version 4 of the format, this is 3"),
     "no policy": ({"policy": None}, gs.FileFormatError, "no policy"),
+    "a policy that is no text": ({"policy": "\ud800"}, gs.FileFormatError, r"policy .* has the lone surrogate U\+D800"),
+    "an assigner that is no text": ({"assigned_by": "\udfff"}, gs.FileFormatError, r"assigned_by .* surrogate U\+DFFF"),
     "an order of words": ({"order": ["x"]}, gs.FileFormatError, "no order of 6 nodes"),
     "an order of strangers": ({"order": [6]}, gs.FileFormatError, "no order of 6 nodes"),
     "an order from the end": ({"order": [-1]}, gs.FileFormatError, "no order of 6 nodes"),
