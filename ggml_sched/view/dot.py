@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ggml_sched._graph import Tensor
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.report import names_of, shape_text
-from ggml_sched.planning.tables import memory_text
+from ggml_sched.planning.tables import memory_text, printable
 from ggml_sched.view.layers import sections_of
 
 __all__ = ["dot"]
@@ -175,6 +175,7 @@ class _Drawing:
 
 
 def _quoted(text: str) -> str:
-    """`text` as a quoted Graphviz string."""
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", " ")
-    return '"' + text.replace("\n", "\\n") + '"'
+    """`text` as a quoted Graphviz string.  Other control characters than the ends of lines are escaped: Graphviz reads
+    no NUL, and writes others into SVG, which cannot have them."""
+    lines = map(printable, text.replace("\r", " ").split("\n"))
+    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
