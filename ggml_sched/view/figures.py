@@ -64,7 +64,7 @@ def embed(contents: Sequence[Content], key: str, marks: Mapping[str, int]) -> Em
                 high = round(max(SMALL, TALL * tops[of.backend] / largest))
                 made = _map(f"{key}.{p}", b, of.arena, of.live, ranges[p], bytes_of[of.backend], high)
                 if of.backend in marks:
-                    made.add_layout(Span(location=marks[of.backend], dimension="width", line_width=2,
+                    made.add_layout(Span(location=float(marks[of.backend]), dimension="width", line_width=2,
                                          line_dash="dotted", line_color="#8a94a0"))
                 found[p, f"map{b}"] = made
     script, divs = components(tuple(found.values()), wrap_script=False)
@@ -130,17 +130,17 @@ def _strip(content: Content, key: str, time: Range1d) -> figure:
 
 def _map(key: str, b: int, arena: int, live: int, time: Range1d, nbytes: Range1d, high: int) -> figure:
     """The memory map of one arena, with the bytes alive over time, and lines at its size and at its live bytes."""
-    name = f"{key}.map{b}"
+    name, size, most = f"{key}.map{b}", float(arena), float(live)     # Bokeh warns of integers beyond 2**53
     made = _figure(name, high, time, nbytes)
     made.yaxis.formatter = CustomJSTickFormatter(code="return ggmlView.bytes(tick)")
     made.yaxis.ticker = AdaptiveTicker(base=2, mantissas=[1], num_minor_ticks=0, desired_num_ticks=max(2, high // 48))
-    made.add_layout(BoxAnnotation(bottom=0, top=arena, level="image", line_color=None, name=f"{name}.back"))
+    made.add_layout(BoxAnnotation(bottom=0, top=size, level="image", line_color=None, name=f"{name}.back"))
     _blocks(made, f"{name}.cells", "#ffffff", 0.7)
     _blocks(made, f"{name}.blocks", "#ffffff", 0.5, edges=True)
     made.step("x", "y", source=_source(f"{name}.curve", "x", "y"), mode="after", line_width=1, line_color="#24292f",
               line_alpha=0.6, name=f"{name}.line")
-    made.add_layout(Span(location=arena, dimension="width", line_width=2, name=f"{name}.arena"))
-    made.add_layout(Span(location=live, dimension="width", line_width=2, line_dash="dashed", name=f"{name}.live"))
+    made.add_layout(Span(location=size, dimension="width", line_width=2, name=f"{name}.arena"))
+    made.add_layout(Span(location=most, dimension="width", line_width=2, line_dash="dashed", name=f"{name}.live"))
     _blocks(made, f"{name}.hits", "#e8117f", 2)
     _blocks(made, f"{name}.chosen", "#e8117f", 3)
     made.text("x", "y", "text", source=_source(f"{name}.labels", "x", "y", "text", "colour"), text_font_size="11px",

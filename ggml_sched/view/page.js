@@ -45,7 +45,8 @@
       }));
       this.sharing = new Map();             // owner -> ids of its views, and of results in place of it
       t.root.forEach((root, id) => {
-        if (root >= 0) this.sharing.set(root, [...(this.sharing.get(root) || []), id]);
+        if (root >= 0 && !this.sharing.has(root)) this.sharing.set(root, []);
+        if (root >= 0) this.sharing.get(root).push(id);
       });
     }
     word(column, id) { return this.words[this.tensors[column][id]]; }

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import sys
+import warnings
 import zlib
 from html import escape
 
@@ -180,3 +181,14 @@ def test_a_plan_without_memory_has_a_page():
         plan = scheduler.plan(gs.Graph(ctx.tensor("f32", 0, "empty", input=True)))
     text = page([Shown("", plan)])
     assert "Plan of 0 nodes on A" in text and "No arena has bytes." in text
+
+
+def test_an_arena_of_more_bytes_than_a_float_counts_has_a_page_without_a_warning(tmp_path):
+    ctx = gs.Context()
+    x = ctx.tensor("f32", (1 << 28, 1 << 28), "x", input=True)
+    with gs.Scheduler([gs.DryBackend("A")]) as scheduler:
+        plan = scheduler.plan(gs.Graph(ctx.set_output(ctx.sqr(x))))
+    assert plan.buffer_sizes[0] > 1 << 53
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.save_html(tmp_path / "plan.html")
