@@ -12,10 +12,10 @@
 /* Loads before it are not used after it: compilers would keep bytes for later steps, and have no registers for them. */
 #define AFRESH() __asm__ volatile("" : : : "memory")
 
-/* Whether a type's rows are interleaved: not where that was slower, because products of one column are limited by
- * memory as they are (Q8_0), or because levels of six bits take as many instructions (Q6_K without VNNI). */
+/* Whether a type's rows are interleaved: not where products of one column were slower, of Q8_0 and Q6_K.  Memory limits
+ * them as they are, and bits of a level of Q6_K lie far apart in a band. */
 INLINE int is_interleaved(const int type) {
-    return type != GS_TYPE_Q8_0 && (VNNI || type != GS_TYPE_Q6_K);
+    return type != GS_TYPE_Q8_0 && type != GS_TYPE_Q6_K;
 }
 
 static int32_t few_bands(const gs_block_kind *kind) {
@@ -97,9 +97,6 @@ INLINE ivec level_of_band(const int type, const band_block *p, const int64_t fir
     case GS_TYPE_Q5_K:
         return IVEC_OR_AND(bits_of(dwords_of(p, 11 + 4 * first + j / 2 * 8 + n), j % 2 * 4, 15),
                            by_bits(dwords_of(p, 3 + first + n % 4), j + n / 4 * 4 - 4), IVEC_SET1_8(16));
-    case GS_TYPE_Q6_K:
-        return IVEC_OR_AND(bits_of(dwords_of(p, 4 * first + j % 2 * 8 + n), j / 2 * 4, 15),
-                           by_bits(dwords_of(p, 32 + 2 * first + n), 2 * j - 4), IVEC_SET1_8(48));
     }
     if (n < 4)
         *both = dwords_of(p, (type == GS_TYPE_IQ4_XS ? 1 + 4 * (first + j) : has_fifths(type)) + n);
@@ -148,11 +145,6 @@ INLINE void begin_band(const int type, const band_block *p, band_scales *of) {
         UNROLL for (int i = 0; i < 4; i++)
             of->scale[i] = IVEC_OR(bits_of(dwords_of(p, 24 + i % 2), i / 2 * 4, 15),
                                    IVEC_LEFT(bits_of(dwords_of(p, 26), 2 * i, 3), 4));
-        of->d = half_of(p, 0);
-        return;
-    case GS_TYPE_Q6_K:
-        UNROLL for (int i = 0; i < 4; i++)
-            of->scale[i] = dwords_of(p, 48 + i);
         of->d = half_of(p, 0);
         return;
     case GS_TYPE_IQ4_XS:
@@ -235,7 +227,7 @@ INLINE int joins_halves(const int type) {
 #if SUMS_16
 /* How many results of dot2 can be added in 16 bits, but no more than there are to one sum. */
 INLINE int summed_in_16_bits(const int type) {
-    return is_signed(type) ? 0 : type == GS_TYPE_Q6_K ? 2 : halves_of(type) == 2 || has_fifths(type)
+    return is_signed(type) ? 0 : halves_of(type) == 2 || has_fifths(type)
         || type == GS_TYPE_Q5_K || type == GS_TYPE_MXFP4 ? 4 : 8;
 }
 #else
@@ -286,7 +278,7 @@ INLINE ivec words_of(ivec v, const int n, const int m) {
 
 /* Whether the bytes of a block are read in their order: not where bits of a level lie apart. */
 INLINE int is_read_in_order(const int type) {
-    return type != GS_TYPE_Q3_K && type != GS_TYPE_Q5_K && type != GS_TYPE_Q6_K;
+    return type != GS_TYPE_Q3_K && type != GS_TYPE_Q5_K;
 }
 
 /* Adds the products of step first + j with N columns, whose cells begin at `cells`, to acc, of one part of a band.  In

@@ -25,7 +25,6 @@ static void fields_of(int type, fields of[MOST_RUNS]) {
     case GS_TYPE_Q3_K: ARE({4, 27}, {2, 1});
     case GS_TYPE_Q4_K: ARE({2, 2}, {4, 35});
     case GS_TYPE_Q5_K: ARE({2, 2}, {4, 43});
-    case GS_TYPE_Q6_K: ARE({4, 52}, {2, 1});
     case GS_TYPE_IQ4_XS: ARE({2, 2}, {4, 33});
     default: ARE({1, 1}, {4, 4});       /* MXFP4 */
     }
