@@ -9,6 +9,7 @@ times / those without.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,9 @@ def _ahead(recording: Routing, name: str, policy: Policy, counts: Sequence[int],
     from ggml_sched.experts import PREDICTIONS, replay_ahead
     from ggml_sched.planning.tables import table
 
-    if min(computing) <= 0:
-        raise ValueError(f"--ahead {min(computing):g}: computing takes time")
+    for ratio in computing:
+        if not 0 < ratio < math.inf:
+            raise ValueError(f"--ahead {ratio:g}: computing takes time, and ends")
     rows: list[tuple[object, ...]] = [("slots", "policy", "computing", "prediction", "read ahead", "used", "bytes",
                                        "time")]
     for n_slots in counts:

@@ -118,6 +118,8 @@ class _Together:
 
     def likely(self, bank: int) -> Floats:
         before = list(self._before)
+        if not before:
+            return np.zeros(self._uses.shape[1])
         found: Floats = (self._pairs[bank, before] / np.maximum(self._uses[bank, before], 1)[:, None]).mean(axis=0)
         return found
 
@@ -146,9 +148,12 @@ def replay_ahead(recording: Routing, policy: Policy, n_slots: int, prediction: P
                  computing: float) -> Ahead:
     """Replay with at most one expert read ahead between two visits; raises as `replay`.
 
-    `computing`: how long computing takes from one choice of experts to the next, in reads of one expert.  `prediction`
-    None: nothing is read ahead.
+    `computing`: how long computing takes from one choice of experts to the next, in reads of one expert; ValueError for
+    a negative or infinite number and NaN.  `prediction` None: nothing is read ahead.
     """
+    if not 0 <= computing < math.inf:
+        raise ValueError(f"computing = {computing:g} is not a number of reads")
+    recording.check()
     table = SlotTable(len(recording.banks), recording.n_experts, n_slots, policy)
     predictor = None if prediction is None else prediction(recording)
     reads = hits = nbytes = wasted = 0

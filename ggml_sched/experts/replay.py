@@ -23,8 +23,9 @@ __all__ = ["bound", "replay"]
 def replay(recording: Routing, policy: Policy, n_slots: int) -> Hits:
     """The hits, misses and bytes read of a run of the recorded visits with `n_slots` slots, which are empty at first.
 
-    ValueError for a visit that uses more experts than there are slots.
+    ValueError for a visit that uses more experts than there are slots, and for a bank or an expert that there is not.
     """
+    recording.check()
     table = SlotTable(len(recording.banks), recording.n_experts, n_slots, policy)
     nbytes = 0
     for visit in recording.visits:

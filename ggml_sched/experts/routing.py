@@ -66,6 +66,16 @@ class Routing:
                 found[visit.bank, list(token)] += 1
         return found
 
+    def check(self) -> None:
+        """ValueError for a visit of a bank, or a use of an expert, that there is not."""
+        for k, visit in enumerate(self.visits):
+            if not 0 <= visit.bank < len(self.banks):
+                raise ValueError(f"visit {k} is of bank {visit.bank}, and there are {len(self.banks)} banks")
+            used, n = visit.used, self.banks[visit.bank].n_experts
+            if used and not 0 <= used[0] <= used[-1] < n:
+                wrong = used[0] if used[0] < 0 else used[-1]
+                raise ValueError(f"visit {k} uses expert {wrong} of bank {visit.bank}, which has {n} experts")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a file, which is replaced if it exists.  Raises OSError."""
         header = {"format": FORMAT, "version": VERSION, "banks": [asdict(bank) for bank in self.banks]}

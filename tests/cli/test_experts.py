@@ -50,8 +50,9 @@ def test_reading_ahead_is_replayed_for_each_prediction_and_length_of_computing(r
             found = replay_ahead(made, LeastRecentlyUsed(), 6, prediction, computing)
             assert ["6", "lru", f"{computing:g}", name, f"{found.reads:,}", f"{found.precision:.0%}",
                     f"{found.nbytes / without.nbytes:.2f}", f"{found.time / without.time:.2f}"] in rows
-    assert main(["experts", recording, "--ahead", "0"]) == 1
-    assert "--ahead 0: computing takes time" in capsys.readouterr().err
+    for wrong in "0", "nan", "inf":
+        assert main(["experts", recording, "--ahead", "2", wrong]) == 1
+        assert f"--ahead {wrong}: computing takes time" in capsys.readouterr().err
 
 
 def test_too_few_slots_and_other_files_are_errors_of_one_line(recording, tmp_path, capsys):

@@ -10,6 +10,7 @@ from ggml_sched.experts import (
     LeastRecentlyUsed,
     Routing,
     Visit,
+    bound,
     replay,
     replay_ahead,
 )
@@ -171,3 +172,27 @@ def test_likelihoods_are_parts_of_visits():
     assert found["recent"] == pytest.approx([0.2 * (0.8**3 + 0.8**2), 0.2 * 0.8**3, 0.2 * 1.8, 0.2 * 1.8])
     # After 0 of layer a half of the visits use each expert; after 2, which came never before, none is likely.
     assert found["together"].tolist() == [0.25, 0.25, 0.25, 0.25]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_visits_without_experts_are_replayed(name):
+    made = visits((0, []), (1, [1]), (0, []), (0, [3]))
+    found = replay_ahead(made, LRU, 3, PREDICTIONS[name], 0.5)
+    assert found.nbytes == 600 and found.used == (2 if name == "known" else 0)
+
+
+@pytest.mark.parametrize(("bank", "expert", "match"), [
+    (2, 1, "visit 1 is of bank 2, and there are 2 banks"), (-1, 1, "visit 1 is of bank -1"),
+    (1, 4, "visit 1 uses expert 4 of bank 1, which has 4 experts"), (1, -1, "visit 1 uses expert -1 of bank 1")])
+def test_banks_and_experts_that_there_are_not_are_refused(bank, expert, match):
+    made = visits((0, [1]), (bank, [expert]))
+    for call in (lambda: replay(made, LRU, 3), lambda: bound(made, 3), lambda: replay_ahead(made, LRU, 3, None, 1.0)):
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+@pytest.mark.parametrize("computing", [float("nan"), float("inf"), -1.0])
+def test_computing_takes_a_number_of_reads(computing):
+    with pytest.raises(ValueError, match="is not a number of reads"):
+        replay_ahead(visits((0, [1])), LRU, 3, None, computing)
