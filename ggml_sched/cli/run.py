@@ -124,6 +124,10 @@ def run(args: argparse.Namespace) -> int:
         check_file(option, path)
     with ExitStack() as stack:
         named = _opened(args, stack)
+        n_hosts = sum(backend.is_host for backend in named)
+        if args.memory is not None and not args.fit and n_hosts != 1:
+            raise ValueError("--memory limits the one backend that computes in the memory of this process, and "
+                             f"--backend names {n_hosts or 'none'} of those")
         source = _source(args.model)
         stack.enter_context(Compiling())
         place = _fitted(args, source, named) if args.fit else None

@@ -236,6 +236,12 @@ def test_a_fit_in_too_small_a_limit_is_refused_with_one_in_which_the_model_fits(
         capsys.readouterr()
 
 
+@pytest.mark.parametrize(("backends", "n"), [(["cpu", "cpu"], "2"), (["processes:1"], "none")])
+def test_a_limit_for_other_backends_than_one_is_refused_in_words_of_the_command_line(model_file, capsys, backends, n):
+    assert cli.main(["run", str(model_file), "--tokens", "1", "--memory", "1GiB", "--backend", *backends]) == 1
+    assert f"in the memory of this process, and --backend names {n} of those\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [(), ("CPU", 5000, 3000), ("CPU", None, 4000)])
 def test_an_error_of_memory_that_is_not_of_the_limit_names_no_limit(model_file, capsys, monkeypatch, given):
     def load(*arguments, **options):
