@@ -13,6 +13,10 @@ with llama.load(sys.argv[1] if len(sys.argv) > 1 else llama.small_model(), n_ctx
     for line in sys.stdin if len(sys.argv) > 1 else ["class Point:", "def area(self):"]:
         messages.append({"role": "user", "content": line.strip()})
         reply = model.chat(messages, 40, stop="\n", repeat_penalty=1.3, seed=0)
+        # The oldest turns are forgotten until the others fit into the context, with room for the reply.
+        while reply.stats.n_prompt + 40 > model.n_ctx and len(messages) > 3:
+            del messages[1:3]
+            reply = model.chat(messages, 40, stop="\n", repeat_penalty=1.3, seed=0)
         for piece in reply:
             print(piece, end="", flush=True)
         messages.append({"role": "assistant", "content": reply.text})

@@ -1,5 +1,8 @@
 """Every example runs with warnings as errors."""
 
+import io
+import itertools
+import re
 import runpy
 from pathlib import Path
 
@@ -41,6 +44,17 @@ def test_example(path):
 def test_example_with_a_model_file():
     model = ROOT / "tests" / "data" / "models" / "tiny-llama-q4_0.gguf"
     assert "vocabulary" in run(str(ROOT / "examples" / "run_model.py"), str(model))
+
+
+def test_a_chat_goes_on_when_its_context_is_full(monkeypatch, capsys):
+    pytest.importorskip("jinja2")
+    lines = "".join("x = [" + ", ".join(str(k * n) for n in range(60)) + "]\n" for k in range(1, 16))
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    monkeypatch.setattr("sys.argv", ["chat.py", str(llama.small_model())])
+    runpy.run_path(str(ROOT / "examples" / "chat.py"))
+    counts = [int(n) for n in re.findall(r"of (\d+) tokens were there", capsys.readouterr().out)]
+    assert len(counts) == 15 and max(counts) <= 2048 - 40
+    assert any(after < before for before, after in itertools.pairwise(counts)), "the oldest turns are forgotten"
 
 
 def test_requests_that_share_a_batch_have_the_texts_that_they_have_alone():
