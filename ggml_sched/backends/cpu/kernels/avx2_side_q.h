@@ -57,6 +57,8 @@ INLINE __m256 first_halves(const side_rows *p, __m256 *second) {
     return pairs_at(p, 0, second);
 }
 
+#define powers_of_lanes powers      /* as in avx512_side_q.h */
+
 INLINE __m256 powers_of_rows(const side_rows *p) {
 #define POWER(r) *byte_of(p, r, 0)
     return powers(_mm256_setr_epi32(POWER(0), POWER(0), POWER(1), POWER(1), POWER(2), POWER(2), POWER(3), POWER(3)));

@@ -72,10 +72,14 @@ INLINE __m512 first_halves(const side_rows *p, __m512 *second) {
     return lower_half_of(words);
 }
 
-INLINE __m512 powers_of_rows(const side_rows *p) {
-    __m512i v = _mm512_and_si512(words_at(p, 0), _mm512_set1_epi32(255));
-    __m256 low = powers(_mm512_castsi512_si256(v)), high = powers(_mm512_extracti32x8_epi32(v, 1));
+/* `powers` of 16 exponents. */
+INLINE __m512 powers_of_lanes(__m512i e) {
+    __m256 low = powers(_mm512_castsi512_si256(e)), high = powers(_mm512_extracti32x8_epi32(e, 1));
     return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
+INLINE __m512 powers_of_rows(const side_rows *p) {
+    return powers_of_lanes(_mm512_and_si512(words_at(p, 0), _mm512_set1_epi32(255)));
 }
 
 /* Adds 16 to the bytes of v where a bit is set: of the 32 bits at `at` of each row, v[i] has bits 4 i .. 4 i + 3. */

@@ -14,12 +14,12 @@
 
 /* Whether a type's rows are interleaved: not where products of one column were slower, of Q8_0 and Q6_K.  Memory limits
  * them as they are, and bits of a level of Q6_K lie far apart in a band. */
-INLINE int is_interleaved(const int type) {
+INLINE int has_bands(const int type) {
     return type != GS_TYPE_Q8_0 && type != GS_TYPE_Q6_K;
 }
 
 static int32_t few_bands(const gs_block_kind *kind) {
-    return is_interleaved(kind->type) ? FEW_BANDS : 0;
+    return has_bands(kind->type) ? FEW_BANDS : 0;
 }
 
 /* Where a block of a band has its fields, for the ROWS rows of one part of it. */
@@ -75,12 +75,6 @@ INLINE ivec bits_of(ivec v, const int by, const int mask) {
 }
 
 /* -- levels -------------------------------------------------------------------------------------------------------- */
-
-INLINE ivec table_of(const int type) {
-    const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
-    const int offset = is_signed(type) ? 0 : type == GS_TYPE_MXFP4 ? 12 : 128;
-    return IVEC_SET1_128(_mm_add_epi8(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)offset)));
-}
 
 /* Vector n of the levels of step first + j has elements 4 n .. 4 n + 3 of each row; `first` is a multiple of
  * straight_steps(type).  The levels of Q2_K and Q3_K are shifted to the left by `left` bits.  `both` keeps the four
@@ -173,17 +167,6 @@ INLINE vec byte_n(ivec v, const int n, const int has_sign) {
     return VEC_OF_INT(v);
 }
 
-/* The scales of MXFP4, of each row's exponent. */
-INLINE vec powers_of_band(const band_block *p) {
-    ivec e = IVEC_OF_BYTES(p->head);
-#if WIDE
-    __m256 high = powers(_mm512_extracti32x8_epi32(e, 1));
-    return _mm512_insertf32x8(_mm512_castps256_ps512(powers(_mm512_castsi512_si256(e))), high, 1);
-#else
-    return powers(e);
-#endif
-}
-
 /* The scales of step first + j, half by half if there are two, and its minima. */
 INLINE void scales_of_band(const int type, const band_block *p, const int64_t first, const int j,
                            const band_scales *of, vec s[2], vec m[2]) {
@@ -194,7 +177,7 @@ INLINE void scales_of_band(const int type, const band_block *p, const int64_t fi
         m[0] = half_of(p, 1);
         return;
     case GS_TYPE_Q4_0: case GS_TYPE_Q5_0: case GS_TYPE_IQ4_NL: s[0] = half_of(p, 0); return;
-    case GS_TYPE_MXFP4: s[0] = powers_of_band(p); return;
+    case GS_TYPE_MXFP4: s[0] = powers_of_lanes(IVEC_OF_BYTES(p->head)); return;
     case GS_TYPE_IQ4_XS:
         low = IVEC_AND(IVEC_RIGHT_BY(of->scale[0], 4 * (int)first + 4 * j), IVEC_SET1(15));
         high = IVEC_AND(IVEC_RIGHT_BY(of->scale[1], 2 * (int)first + 2 * j), IVEC_SET1(3));
@@ -405,7 +388,7 @@ INLINE void bands_q(const int type, const int N, int64_t n, const gs_product *of
     __attribute__((noinline)) static void bands_##type##_##N(int64_t n, const gs_product *of, const char *shared, \
                                                              int64_t group, int64_t row0, int64_t row1, \
                                                              int64_t column) { \
-        if (is_interleaved(GS_TYPE_##TYPE)) \
+        if (has_bands(GS_TYPE_##TYPE)) \
             bands_q(GS_TYPE_##TYPE, N, n, of, shared, group, row0, row1, column); \
     }
 #define FEW_BANDS_Q(TYPE, type) \
@@ -552,7 +535,7 @@ INLINE void fold_bands(const int type, const char *a, int64_t stride, int64_t ro
 #define PACK_BANDS(TYPE, type) \
     static void pack_bands_##type(const char *a, int64_t stride, int64_t rows, int64_t step0, int64_t steps, \
                                   char *panel) { \
-        if (!is_interleaved(GS_TYPE_##TYPE)) \
+        if (!has_bands(GS_TYPE_##TYPE)) \
             return; \
         if (folds(GS_TYPE_##TYPE)) \
             fold_bands(GS_TYPE_##TYPE, a, stride, rows, step0, steps, panel); \

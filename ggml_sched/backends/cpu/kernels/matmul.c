@@ -41,6 +41,12 @@ static const gs_product_kernels *kernels_here(void) {
     }
 }
 
+int gs_interleaves(int type) {
+    const gs_product_kernels *kernels = kernels_here();
+    const gs_block_kind *kind = gs_block_kind_of(type);
+    return kind != NULL && kernels->few_bands != NULL && kernels->few_bands(kind) > 0;
+}
+
 static int64_t clamped(int64_t value, int64_t low, int64_t high) {
     return value < low ? low : value > high ? high : value;
 }
@@ -363,8 +369,7 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     of->tile = of->kind != NULL ? GS_TILE_Q : GS_TILE_F;
     of->kernels = kernels_here();
     of->reads_ahead = gs_reads_ahead();
-    of->is_interleaved = tables->interleaved != NULL && of->kind != NULL && of->kernels->few_bands != NULL
-        && of->kernels->few_bands(of->kind) > 0;
+    of->is_interleaved = tables->interleaved != NULL && gs_interleaves(of->type);
     of->weights = of->is_interleaved ? tables->interleaved : of->node->src[0]->data;
     of->few = of->kind == NULL ? GS_FEW_F : of->is_interleaved ? of->kernels->few_bands(of->kind)
                                                                : of->kernels->few_columns(of->kind);
@@ -414,12 +419,6 @@ static int build(gs_product *of, int32_t position, int64_t total, int64_t expect
     tables->product = kept;
     tables->multiply = to->n;
     return gs_add_call(to, &call);
-}
-
-int gs_interleaves(int type) {
-    const gs_product_kernels *kernels = kernels_here();
-    const gs_block_kind *kind = gs_block_kind_of(type);
-    return kind != NULL && kernels->few_bands != NULL && kernels->few_bands(kind) > 0;
 }
 
 /* Whether the kernels can compute a node with these strides and extents. */

@@ -57,6 +57,13 @@ INLINE ivec shifted(ivec v, const int left) {
     return left > 0 ? IVEC_LEFT(v, left) : left < 0 ? IVEC_RIGHT(v, -left) : v;
 }
 
+/* The levels that 16 indices stand for, in each 128 bits. */
+INLINE ivec table_of(const int type) {
+    const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
+    const int offset = is_signed(type) ? 0 : type == GS_TYPE_MXFP4 ? 12 : 128;
+    return IVEC_SET1_128(_mm_add_epi8(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)offset)));
+}
+
 /* Whether a block has 32 bytes with one bit of each step, the lowest of the first. */
 INLINE int has_bits_of_steps(const int type) {
     return type == GS_TYPE_Q3_K || type == GS_TYPE_Q5_K;
@@ -99,14 +106,10 @@ INLINE void levels_of(const int type, const side_rows *p, const int64_t first, c
     switch (type) {
     case GS_TYPE_Q5_0: add_fifths(p, 2, v); return;
     case GS_TYPE_Q5_1: add_fifths(p, 4, v); return;
-    case GS_TYPE_IQ4_NL: case GS_TYPE_IQ4_XS: case GS_TYPE_MXFP4: {
-        const int8_t *table = type == GS_TYPE_MXFP4 ? gs_mxfp4_levels : gs_iq4_levels;
-        const int offset = is_signed(type) ? 0 : type == GS_TYPE_MXFP4 ? 12 : 128;
-        __m128i levels = _mm_add_epi8(_mm_loadu_si128((const __m128i *)table), _mm_set1_epi8((char)offset));
+    case GS_TYPE_IQ4_NL: case GS_TYPE_IQ4_XS: case GS_TYPE_MXFP4:
         UNROLL for (int i = 0; i < LEVELS; i++)
-            v[i] = IVEC_SHUFFLE(IVEC_SET1_128(levels), v[i]);
+            v[i] = IVEC_SHUFFLE(table_of(type), v[i]);
         return;
-    }
     case GS_TYPE_Q3_K: case GS_TYPE_Q5_K: {
         const int place = (type == GS_TYPE_Q3_K ? 2 : 4) + left_of(type, j);
         UNROLL for (int i = 0; i < LEVELS; i++)
