@@ -138,7 +138,7 @@ class KVCache:
         return [*self.read_each(rows)]
 
     def read_each(self, rows: npt.ArrayLike) -> Iterator[np.ndarray]:
-        """The arrays of `read_rows`, one after another: each is read when it is asked for."""
+        """The arrays of `read_rows`, one after another: an array is read only when the iteration comes to it."""
         rows = self._checked(rows)
         for t in self._attention():
             yield (self._transposed(t)[:, rows].transpose(1, 0, 2).reshape(len(rows), t.nb[1])

@@ -25,8 +25,8 @@ class Memory(NamedTuple):
     have interleaved rows count twice; of those of a mapping the pages were released."""
     mapped: int
     """Those bytes of `weights` that are in the file's mapping: the operating system can drop these pages, and several
-    processes share them.  What has moved to huge pages, or has interleaved rows, is no longer among
-    them."""
+    processes share them.  What has moved to huge pages, or has interleaved rows, is no longer
+    among them."""
     cache: int
     """Bytes of the KV cache, for all `n_ctx` tokens, and of recurrent states."""
     arena: int

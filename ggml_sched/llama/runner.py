@@ -124,15 +124,16 @@ class Runner:
         Raises UnsupportedOp if no backend interleaves any of them, and OutOfMemory.
         """
         token = self.graph(Shape(1, self.cache.padded(1), 1)).graph
-        names = {node.src[0]: node.src[0].name for node in token.nodes if node.op in ("MUL_MAT", "MUL_MAT_ID")}
+        multiplied = {node.src[0] for node in token.nodes if node.op in ("MUL_MAT", "MUL_MAT_ID")}
         by_backend: dict[Backend, list[Tensor]] = {}
-        for tensor in names.keys() & set(self.weights.tensors.values()):
-            by_backend.setdefault(tensor.backend, []).append(tensor)
+        for tensor in self.weights.tensors.values():
+            if tensor in multiplied:
+                by_backend.setdefault(tensor.backend, []).append(tensor)
         total = 0
         for backend, tensors in by_backend.items():
             interleave = getattr(backend, "interleave", None)
             if interleave is not None:
-                total += interleave(tensors, lambda tensor: done(names[tensor]))
+                total += interleave(tensors, lambda tensor: done(tensor.name))
         if not total:
             raise UnsupportedOp("interleave=True: no backend interleaves the rows of any of this model's weights")
 
@@ -337,7 +338,7 @@ class Runner:
 
     def read_each(self, seq: int, rows: np.ndarray) -> Iterator[bytes]:
         """The bytes of these rows of the cache, in their order, for each layer those of the keys and of the values, and
-        then of the recurrent state of a sequence.  Each part is read when it is asked for."""
+        then of the recurrent state of a sequence.  A part is read only when the iteration comes to it."""
         for part in self.cache.read_each(rows):
             yield part.tobytes()
         if self.is_recurrent:

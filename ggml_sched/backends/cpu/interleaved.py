@@ -14,6 +14,7 @@ import numpy as np
 
 from ggml_sched._graph import Tensor
 from ggml_sched.backends.cpu._kernels import BAND, interleave, interleaves
+from ggml_sched.backends.cpu.buffer import ALIGNMENT, address_of
 
 if TYPE_CHECKING:
     from ggml_sched.backends.cpu.buffer import CpuBuffer
@@ -27,10 +28,7 @@ Key: TypeAlias = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 def can_interleave(tensor: Tensor) -> bool:
     """Whether there are kernels here for the interleaved form of a tensor: it is quantised, its rows follow one
     another, and each matrix has a multiple of BAND rows."""
-    rows, row_bytes = tensor.ne[1], tensor.nb[1]
-    return (interleaves(int(tensor.type)) and tensor.nbytes > 0 and rows % BAND == 0
-            and row_bytes == tensor.ne[0] // tensor.type.block_size * tensor.type.type_size
-            and tensor.nbytes == row_bytes * rows * tensor.ne[2] * tensor.ne[3])
+    return interleaves(int(tensor.type)) and tensor.nbytes > 0 and tensor.is_contiguous and tensor.ne[1] % BAND == 0
 
 
 class Interleaved:
@@ -69,7 +67,7 @@ class Interleaved:
                 form = self._memory[-1].memory[end : end + tensor.nbytes]
                 end += _aligned(tensor.nbytes)
             interleave(int(tensor.type), buffer.base + key[0], tensor.nbytes // tensor.nb[1], tensor.nb[1],
-                       form.__array_interface__["data"][0])
+                       address_of(form))
             self._forms[key] = form
             if done is not None:
                 done(tensor)
@@ -87,4 +85,4 @@ def _key(tensor: Tensor) -> Key:
 
 
 def _aligned(n: int) -> int:
-    return -(-n // 64) * 64
+    return -(-n // ALIGNMENT) * ALIGNMENT
