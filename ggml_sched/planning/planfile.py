@@ -4,7 +4,7 @@ A file holds a plan and its program, the fingerprint of the graph, and what the 
 order, over which sources their kernels can write, the memory that each can read, their answers to support queries, and
 the buffers of residents.  Another graph or other backends are refused, with an error that names the difference.  Files
 are not trusted: every defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the
-graph and what each backend refuses; recorded.py makes backends from its description of them.
+graph, and what each backend refuses and takes to compute; recorded.py makes backends from its description of them.
 """
 
 from __future__ import annotations
@@ -321,8 +321,12 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 
 def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
     """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file
-    with the nodes that each backend refuses."""
-    return _restored, (graph_to_dict(plan.graph), {**plan_to_dict(plan), "refused": refusals_of(plan)})
+    with the nodes that each backend refuses, its work memory and its worker."""
+    values = plan_to_dict(plan)
+    values["refused"] = refusals_of(plan)
+    values["work_sizes"], values["host_work_sizes"] = [*plan.work_sizes], [*plan.host_work_sizes]
+    values["workers"] = [backend.worker for backend in plan.backends]
+    return _restored, (graph_to_dict(plan.graph), values)
 
 
 def _restored(graph_dict: dict[str, Any], plan_dict: PlanFile) -> Plan:

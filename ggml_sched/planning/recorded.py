@@ -6,6 +6,7 @@ the real ones did, so that the plan can be read, printed, explained and verified
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from ggml_sched._graph import BufferBase, Graph, Tensor, bind_resident
@@ -73,7 +74,8 @@ class _RecordedBank(NamedTuple):
 class RecordedBackend(DryBackend):
     """Backend number `index` of a plan file, with the answers that the file records.
 
-    The answers hold for the tensors of the file's graph and for copies of them; other tensors are supported.
+    The answers hold for the tensors of the file's graph and for copies of them; other tensors are supported.  Work
+    memory is that of the file's plan, whatever the nodes.
     `refused`: {node that it does not support: what it refuses in it, None if that is not known}.
     """
 
@@ -88,6 +90,8 @@ class RecordedBackend(DryBackend):
         self.sizes: dict[Tensor, int] = {}
         self.groups: list[tuple[int, ...]] = []
         self.fingerprint: int | None = None
+        self.recorded_work: int = 0
+        self.recorded_host_work: int = 0
 
     def supports_op(self, node: Tensor) -> bool:
         return node not in self.refused
@@ -102,6 +106,12 @@ class RecordedBackend(DryBackend):
 
     def alloc_size(self, tensor: Tensor) -> int:
         return self.sizes.get(tensor, tensor.nbytes)
+
+    def work_size(self, nodes: Sequence[Tensor]) -> int:
+        return self.recorded_work
+
+    def host_work(self, nodes: Sequence[Tensor]) -> int:
+        return self.recorded_host_work
 
     def fusion_groups(self, graph: Graph) -> list[tuple[int, ...]]:
         return self.groups if graph.fingerprint == self.fingerprint else []
@@ -121,6 +131,9 @@ def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBacken
             backends[plan["home"][i]].sizes[t] = size
     for backend, refused in zip(backends, described.get("refused", ()), strict=False):
         backend.refused.update((graph.tensors[i], why) for i, why in refused.items())
+    for backend, worker, work, host_work in zip(backends, described.get("workers", ()), described.get("work_sizes", ()),
+                                                described.get("host_work_sizes", ()), strict=False):
+        backend.worker, backend.recorded_work, backend.recorded_host_work = worker, work, host_work
     for group in plan.get("groups", ()):
         backend = backends[plan["assign"][graph.id_of(graph.nodes[group[0]])]]
         backend.groups.append(tuple(group))

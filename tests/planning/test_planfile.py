@@ -94,13 +94,38 @@ def test_a_pickled_plan_says_what_each_backend_refused_and_why(ctx):
             assert [restored.explain(t) for t in restored.graph.tensors] == [plan.explain(t) for t in graph.tensors]
 
 
+def test_a_pickled_plan_has_the_work_memory_and_the_messages_that_it_had(ctx):
+    class OnWorker(gs.DryBackend):
+        def __init__(self, name, work, host_work):
+            super().__init__(name)
+            self.worker, self.work, self.host = f"worker of {name}", work, host_work
+
+        def work_size(self, nodes):
+            return self.work
+
+        def host_work(self, nodes):
+            return self.host
+
+    backends = [OnWorker("A", 4096, 64), OnWorker("B", 100, 5), gs.DryBackend("C")]
+    graph, _ = two_layers(*backends[:2])
+    plan = gs.Scheduler(backends).plan(graph)
+    again = pickle.loads(pickle.dumps(plan))
+    for restored in (again, pickle.loads(pickle.dumps(again))):
+        assert restored.work_sizes == plan.work_sizes == (4096, 100, 0)
+        assert restored.host_work_sizes == plan.host_work_sizes == (64, 5, 0)
+        assert restored.messages() == plan.messages() != {}
+        assert [backend.worker for backend in restored.backends] == ["worker of A", "worker of B", None]
+        assert str(restored) == str(plan) and "4,096 on A" in str(plan)
+
+
 def test_a_pickle_of_an_earlier_release_is_read(ctx):
-    """It has only the answers of the backends that compute a node."""
+    """It has only the answers of the backends that compute a node, and nothing of work memory and workers."""
     graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "x", input=True))))
     plan = gs.Scheduler([dry_device("A", supports_op=lambda t: False), dry_device("B")]).plan(graph)
     make, (graph_dict, plan_dict) = plan.__reduce__()
     assert plan_dict["refused"] == [{1: None}, {}]
-    del plan_dict["refused"]
+    for field in ("refused", "work_sizes", "host_work_sizes", "workers"):
+        del plan_dict[field]
     restored = make(graph_dict, plan_dict)
     assert restored.backends[1].supports_op(restored.graph.nodes[0]) and same(plan, restored)
 
