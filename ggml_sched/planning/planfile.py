@@ -13,13 +13,13 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ggml_sched._core import PlanData, plan_from_values, plan_values
 from ggml_sched._files import write_text
-from ggml_sched._graph import BackendBase, Graph, measure_buffer
+from ggml_sched._graph import BackendBase, Graph, Tensor, measure_buffer
 from ggml_sched.backend import Backend, Buffer, checked_backends
 from ggml_sched.errors import FileFormatError, GraphError, PlacementError
 from ggml_sched.graph.graphfile import check_text, graph_from_dict, graph_to_dict
@@ -87,6 +87,7 @@ def plan_to_dict(plan: Plan, given: Graph | None = None) -> PlanFile:
         "backends": _describe_backends(graph, backends),
         "needs": _needs(graph, data, backends),
         "residents": _describe_residents(graph, backends),
+        "owners": _owners(graph, backends),
         "plan": plan_values(data),
         "program": program_values(plan.program),
         "assigned_by": plan.assigned_by,
@@ -114,6 +115,7 @@ def plan_from_dict(data: object, given: Graph, backends: Sequence[Backend], wher
     graph = _ordered(data.get("order"), given, where)
     _compare_backends(data.get("backends"), _describe_backends(graph, backends), where)
     _compare_residents(data.get("residents"), _describe_residents(graph, backends), graph, where)
+    _compare_owners(data.get("owners"), graph, backends, where)
     try:
         made = plan_from_values(data.get("plan"), len(graph))
     except GraphError as error:
@@ -224,7 +226,7 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
     known: dict[Buffer, list[Any]] = {}
     for i, t in enumerate(graph.tensors):
         buffer = t.buffer
-        if t.is_view or buffer is None or (t.lease is not None and t.lease.transient):
+        if buffer is None or not _is_resident(t):
             continue
         if buffer not in known:
             readers = [k for k, b in enumerate(backends) if buffer.backend is b or b.supports_buffer(buffer)]
@@ -235,6 +237,18 @@ def _describe_residents(graph: Graph, backends: Sequence[BackendBase]) -> dict[s
                 known[buffer].append([store, bank.number])
         found[str(i)] = known[buffer]
     return found
+
+
+def _owners(graph: Graph, backends: Sequence[BackendBase]) -> dict[str, int]:
+    """{id of a resident: index of the backend that owns its buffer, -1 for one outside the plan}."""
+    index_of = {backend: k for k, backend in enumerate(backends)}
+    return {str(i): index_of.get(t.buffer.backend, -1) for i, t in enumerate(graph.tensors)
+            if t.buffer is not None and _is_resident(t)}
+
+
+def _is_resident(t: Tensor) -> bool:
+    """Whether a tensor is no view and has memory that no plan gave it."""
+    return not t.is_view and t.buffer is not None and (t.lease is None or not t.lease.transient)
 
 
 def _needs(graph: Graph, data: PlanData, backends: Sequence[BackendBase]) -> list[list[int]]:
@@ -297,6 +311,29 @@ def _compare_residents(old: object, new: dict[str, list[Any]], graph: Graph, whe
                                  f"for it {_buffer_text(old.get(i))}")
 
 
+def _compare_owners(old: object, graph: Graph, backends: Sequence[Backend], where: str) -> None:
+    """Raise PlacementError for the first resident whose buffer belongs to another backend in the graph than in a file,
+    `old`; files of earlier releases do not say to which."""
+    if old is None:
+        return
+    new = _owners(graph, backends)
+    if not isinstance(old, dict) or old.keys() != new.keys():
+        raise FileFormatError(f"{where}: no owners of {len(new)} residents")
+    for i, owner in new.items():
+        if old[i] != owner:
+            raise PlacementError(f"{where}: the memory of tensor {graph.tensors[int(i)].name!r} belongs to "
+                                 f"{_owner_text(owner, backends)}; the plan was made for it in memory of "
+                                 f"{_owner_text(old[i], backends)}")
+
+
+def _owner_text(owner: object, backends: Sequence[Backend]) -> str:
+    """A description, for messages, of the owner of a resident in a plan file."""
+    if owner == -1:
+        return "a backend outside the plan"
+    known = isinstance(owner, int) and 0 <= owner < len(backends)
+    return f"backend {owner!r}" + (f", {backends[owner].name!r}" if known else "")
+
+
 def _buffer_text(found: object) -> str:
     """A description, for messages, of the buffer of a resident in a plan file."""
     if found is None:
@@ -321,11 +358,14 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 
 def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
     """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file
-    with the nodes that each backend refuses, its work memory and its worker."""
+    with the nodes that each backend refuses, its work memory and its worker, and the names of owners of residents
+    outside the plan."""
     values = plan_to_dict(plan)
     values["refused"] = refusals_of(plan)
     values["work_sizes"], values["host_work_sizes"] = [*plan.work_sizes], [*plan.host_work_sizes]
     values["workers"] = [backend.worker for backend in plan.backends]
+    values["outside"] = {i: cast("Backend", plan.graph.tensors[int(i)].backend).name
+                         for i, owner in values["owners"].items() if owner < 0}
     return _restored, (graph_to_dict(plan.graph), values)
 
 

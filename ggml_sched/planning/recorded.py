@@ -47,6 +47,9 @@ class PlanFile(TypedDict):
     residents: dict[str, list[Any]]
     """{id: [usage of its buffer, indices of the backends that can read it]}; of a weight whose experts are in slots
     also [index of the store, number of the bank]."""
+    owners: NotRequired[dict[str, int]]
+    """{id of a resident: index of the backend that owns its buffer, -1 for one outside the plan}.  Files of earlier
+    releases do not have it: the first backend that can read a buffer is taken for its owner."""
     plan: dict[str, Any]
     """`plan_values` of the plan's data."""
     program: dict[str, Any]
@@ -59,7 +62,7 @@ class PlanFile(TypedDict):
 class _RecordedBuffer(Buffer):
     """A buffer without memory for a resident; `readers` are the indices of the backends that can read it."""
 
-    def __init__(self, backend: RecordedBackend, size: int, usage: str, readers: tuple[int, ...]) -> None:
+    def __init__(self, backend: DryBackend, size: int, usage: str, readers: tuple[int, ...]) -> None:
         super().__init__(backend, size, usage=usage)
         self.readers = readers
 
@@ -139,9 +142,11 @@ def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBacken
         backend.groups.append(tuple(group))
         backend.fingerprint = graph.fingerprint
     banks: dict[tuple[int, int], _RecordedBank] = {}
+    owners, names = described.get("owners", {}), described.get("outside", {})
+    outside = {name: DryBackend(name) for name in names.values()}
     for key, (usage, readers, *bank) in described["residents"].items():
-        t = graph.tensors[int(key)]
-        buffer = _RecordedBuffer(backends[readers[0]], t.nbytes, usage, tuple(readers))
+        t, owner = graph.tensors[int(key)], owners.get(key, readers[0])
+        buffer = _RecordedBuffer(backends[owner] if owner >= 0 else outside[names[key]], t.nbytes, usage, tuple(readers))
         for store, number in bank:
             buffer.experts = banks.setdefault((store, number), _RecordedBank(backends[store], number))
         bind_resident(t, buffer, 0)

@@ -118,13 +118,52 @@ def test_a_pickled_plan_has_the_work_memory_and_the_messages_that_it_had(ctx):
         assert str(restored) == str(plan) and "4,096 on A" in str(plan)
 
 
+def test_a_pickled_plan_knows_who_owns_a_resident(ctx):
+    cpu, elsewhere = gs.DryBackend("CPU"), gs.DryBackend("elsewhere")
+    gpu = dry_device("GPU", reads=[cpu])
+    host = dry_device("host", reads=[elsewhere])
+    with gs.Context() as on_cpu, gs.Context() as beside:
+        table, w = on_cpu.tensor("f32", (64, 64), "table"), beside.tensor("f32", (64, 64), "w")
+        cpu.alloc_tensors(on_cpu, "any")
+        elsewhere.alloc_tensors(beside)
+        product = ctx.mul_mat(w, ctx.mul_mat(table, ctx.tensor("f32", (64, 8), "x", input=True)))
+        graph = gs.Graph(ctx.set_output(product))
+        plan = gs.Scheduler([gpu, cpu, host]).plan(graph)
+        again = pickle.loads(pickle.dumps(plan))
+        for restored in (again, pickle.loads(pickle.dumps(again))):
+            here, outside = (restored.graph.tensors[graph.id_of(t)].backend for t in (table, w))
+            assert here is restored.backends[1]
+            assert outside.name == "elsewhere" and outside not in restored.backends
+            assert [restored.explain(t) for t in restored.graph.tensors] == [plan.explain(t) for t in graph.tensors]
+
+
+def test_a_pickled_plan_with_a_written_table_on_a_backend_that_another_reads_is_sound(ctx):
+    cpu = gs.DryBackend("CPU")
+    gpu, npu = dry_device("GPU", reads=[cpu]), gs.DryBackend("NPU")
+    cpu.concurrent_copies = npu.concurrent_copies = True
+    with gs.Context() as on_cpu, gs.Context() as on_npu:
+        table, w = on_cpu.tensor("f32", (64, 64), "table"), on_npu.tensor("f32", (64, 64), "w")
+        cpu.alloc_tensors(on_cpu, "any")
+        npu.alloc_tensors(on_npu)
+        x = ctx.tensor("f32", (64, 64), "x", input=True)
+        written = ctx.cpy(ctx.repeat(x, table), table)
+        product = ctx.mul_mat(w, ctx.mul_mat(table, x))
+        total = ctx.add(w, written)
+        with gs.Scheduler([gpu, npu, cpu], copies=2) as scheduler:
+            scheduler.set_tensor_backend(total, npu)
+            plan = scheduler.plan(gs.Graph(ctx.set_output(total), ctx.set_output(product)))
+        restored = pickle.loads(pickle.dumps(plan))
+        restored.verify()
+        assert same(plan, restored)
+
+
 def test_a_pickle_of_an_earlier_release_is_read(ctx):
     """It has only the answers of the backends that compute a node, and nothing of work memory and workers."""
     graph = gs.Graph(ctx.set_output(ctx.sqr(ctx.tensor("f32", 4, "x", input=True))))
     plan = gs.Scheduler([dry_device("A", supports_op=lambda t: False), dry_device("B")]).plan(graph)
     make, (graph_dict, plan_dict) = plan.__reduce__()
     assert plan_dict["refused"] == [{1: None}, {}]
-    for field in ("refused", "work_sizes", "host_work_sizes", "workers"):
+    for field in ("refused", "work_sizes", "host_work_sizes", "workers", "outside", "owners"):
         del plan_dict[field]
     restored = make(graph_dict, plan_dict)
     assert restored.backends[1].supports_op(restored.graph.nodes[0]) and same(plan, restored)
@@ -365,6 +404,34 @@ def test_a_file_whose_residents_have_no_memory_is_refused_with_what_it_says(kept
     with pytest.raises(gs.PlacementError) as refusal:
         plan_from_dict(data, graph, backends)
     assert str(refusal.value).endswith(f"the plan was made for it {kept!r}")
+
+
+def test_a_resident_that_another_backend_owns_is_refused_where_all_backends_read_both(tmp_path):
+    a, b = gs.DryBackend("A"), gs.DryBackend("B")
+    outside = gs.DryBackend("C")
+    for backend in (a, b):
+        backend.supports_buffer = lambda buffer: True
+
+    def build(home):
+        ctx, weights = gs.Context(), gs.Context()
+        w = weights.tensor("f32", (4, 4), "w")
+        home.alloc_tensors(weights)
+        return gs.Graph(ctx.mul_mat(w, ctx.tensor("f32", 4, "x", input=True))), weights
+
+    graph, keep = build(b)
+    path = saved(gs.Scheduler([a, b]).plan(graph), tmp_path)
+    other, kept = build(a)
+    refused(path, other, [a, b], gs.PlacementError, "'w' belongs to backend 0, 'A'; .* in memory of backend 1, 'B'")
+    other, kept = build(outside)
+    refused(path, other, [a, b], gs.PlacementError, "'w' belongs to a backend outside the plan; .* backend 1, 'B'")
+    data = json.loads(path.read_text())
+    for wrong, error in (([], gs.FileFormatError), ({}, gs.FileFormatError), ({"0": 7}, gs.PlacementError),
+                         ({"0": None}, gs.PlacementError)):
+        with pytest.raises(error, match="no owners of 1 residents|in memory of backend (7|None)$"):
+            plan_from_dict({**data, "owners": wrong}, graph, [a, b])
+    del data["owners"]  # as in files of earlier releases
+    assert plan_from_dict(data, graph, [a, b]).buffer_sizes
+    assert keep and kept
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"format": "ggml-sched plan"}', "[" * 5000,
