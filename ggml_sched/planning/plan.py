@@ -381,9 +381,16 @@ class Plan:
         return _METHODS["notebook"](self)
 
     def __reduce__(self) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
-        """A pickle also holds the graph.  Its backends become RecordedBackends (recorded.py): they have no memory, and
-        answer support queries as the real ones did."""
+        """A pickle also holds the caller's graph.  Its backends become RecordedBackends (recorded.py): they have no
+        memory, and answer support queries as the real ones did."""
         return _METHODS["reduce"](self)
+
+    def __copy__(self) -> Plan:
+        """The plan itself, which is immutable: a pickle's backends would be others."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        return self
 
     def index_of(self, t: Tensor) -> int:
         """The position of a tensor in `graph.tensors`; GraphError for a tensor of another graph."""

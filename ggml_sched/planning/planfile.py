@@ -357,19 +357,20 @@ def _first_difference(old: object, new: list[list[int]], graph: Graph) -> str:
 
 
 def reduce_plan(plan: Plan) -> tuple[Callable[..., Plan], tuple[Any, ...]]:
-    """For pickle: the function that makes the plan again, and its arguments, a graph and the content of a plan file
-    with the nodes that each backend refuses, its work memory and its worker, and the names of owners of residents
-    outside the plan."""
-    values = plan_to_dict(plan)
+    """For pickle: the function that makes the plan again, and its arguments, the caller's graph and the content of a
+    plan file with the nodes that each backend refuses, its work memory and its worker, and the names of owners of
+    residents outside the plan."""
+    values = plan_to_dict(plan, plan.given_graph)
     values["refused"] = refusals_of(plan)
     values["work_sizes"], values["host_work_sizes"] = [*plan.work_sizes], [*plan.host_work_sizes]
     values["workers"] = [backend.worker for backend in plan.backends]
     values["outside"] = {i: cast("Backend", plan.graph.tensors[int(i)].backend).name
                          for i, owner in values["owners"].items() if owner < 0}
-    return _restored, (graph_to_dict(plan.graph), values)
+    return _restored, (graph_to_dict(plan.given_graph), values)
 
 
 def _restored(graph_dict: dict[str, Any], plan_dict: PlanFile) -> Plan:
     """The plan of a pickle, over recorded backends."""
-    graph = graph_from_dict(graph_dict, where="pickled graph")
-    return plan_from_dict(plan_dict, graph, recorded_backends(plan_dict, graph), "pickled plan")
+    given = graph_from_dict(graph_dict, where="pickled graph")
+    graph = _ordered(plan_dict["order"], given, "pickled plan")
+    return plan_from_dict(plan_dict, given, recorded_backends(plan_dict, graph), "pickled plan")

@@ -1,5 +1,6 @@
 """Plans as files and pickles: loading gives the same, sound, usable plan, or an error with the reason."""
 
+import copy
 import json
 import pickle
 import random
@@ -74,6 +75,12 @@ def test_plans_over_a_backend_that_returns_numpy_integers_are_saved(ctx, tmp_pat
     plan = gs.Scheduler([backend]).plan(graph)
     assert same(plan, gs.load_plan(saved(plan, tmp_path), graph, [backend]))
     assert same(plan, pickle.loads(pickle.dumps(plan)))
+
+
+def test_a_copy_of_a_plan_is_the_plan():
+    backends, graph, _ = two_devices()
+    plan = gs.Scheduler(backends).plan(graph)
+    assert copy.copy(plan) is plan and copy.deepcopy([plan])[0] is plan
 
 
 def test_a_pickled_plan_says_what_each_backend_refused_and_why(ctx):

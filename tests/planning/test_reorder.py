@@ -1,6 +1,7 @@
 """Another node order: less alive at once, the same results, never worse than the given order."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -35,6 +36,20 @@ def test_branches_are_taken_one_after_the_other_when_that_keeps_less_alive():
     plan.verify()
     assert plan.graph is not graph and set(plan.graph.nodes) == set(graph.nodes)
     assert plan.buffer_sizes[0] < 0.3 * given_order.buffer_sizes[0]
+
+
+def test_the_pickle_of_a_reordered_plan_has_the_order_that_the_caller_gave(tmp_path):
+    graph, *_ = wide(8)
+    backend = gs.DryBackend("A")
+    with gs.Scheduler([backend], reorder=True) as scheduler:
+        plan = scheduler.plan(graph)
+    again = pickle.loads(pickle.dumps(plan))
+    for restored in (again, pickle.loads(pickle.dumps(again))):
+        assert restored.graph.fingerprint == plan.graph.fingerprint != graph.fingerprint
+        assert restored.given_graph.fingerprint == graph.fingerprint
+        assert str(restored) == str(plan) and not restored.fallbacks()
+        restored.save(tmp_path / "plan.json")
+        assert str(gs.load_plan(tmp_path / "plan.json", graph, [backend])) == str(plan)
 
 
 def test_where_one_order_exceeds_a_budget_the_other_is_taken(monkeypatch):
