@@ -21,7 +21,7 @@ from ggml_sched.backend import Backend
 from ggml_sched.errors import OutOfMemory
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.reorder import reorder
-from ggml_sched.planning.windows import widest
+from ggml_sched.planning.windows import widest, windows_of
 
 __all__ = ["POLICIES", "Planner", "planned_by"]
 
@@ -33,12 +33,14 @@ POLICIES: dict[str, Policy] = {
 
 
 def planned_by(plan: Plan, policy: str) -> Plan:
-    """The plan of the same graph on the same backends by another policy; the caller's assignments stay."""
+    """The plan of the same graph on the same backends by another policy; the caller's assignments and the windows of
+    fetched weights stay."""
     graph, data = plan.given_graph, plan.data
     ids = [(t, plan.graph.id_of(t)) for t in graph.nodes]
     assigned = {t: plan.backends[data.backend_index(i)] for t, i in ids if data.rule(i) == "user"}
     request = Request(graph, Devices(plan.backends), assigned)
-    return Plan(graph, make_plan(request, POLICIES[policy]), plan.backends, policy, assigned_by=plan.assigned_by)
+    other = dataclasses.replace(POLICIES[policy], windows=tuple(windows_of(plan)))
+    return Plan(graph, make_plan(request, other), plan.backends, policy, assigned_by=plan.assigned_by)
 
 
 class Adopted(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ggml_sched.backend import Backend
 from ggml_sched.planning.plan import Plan
 
-__all__ = ["fetched_sizes", "widest"]
+__all__ = ["fetched_sizes", "widest", "windows_of"]
 
 TRIES = 12
 """The most plans that the search for the window of one backend makes."""
@@ -27,6 +27,32 @@ def fetched_sizes(plan: Plan) -> list[list[int]]:
         if owner is not None and owner.is_store:
             found[b].append(data.size(data.n_tensors + c))
     return found
+
+
+def windows_of(plan: Plan) -> list[int]:
+    """For each backend the least window with which the fetches of a plan begin where they do: the most bytes alive in
+    the splits before whose first reader a fetch has begun, 0 where none begins earlier than directly before it."""
+    data, graph = plan.data, plan.graph
+    begun = {c: k for k, split in enumerate(data.splits) for c in split[3]}
+    numbers = {(like, b): c for c, (like, b) in enumerate(data.copies) if c in begun
+               and (owner := graph.tensors[like].root.backend) is not None and owner.is_store}
+    read: dict[int, tuple[int, int]] = {}
+    for k, (b, start, stop, _) in enumerate(data.splits):
+        for node in graph.nodes[start:stop] if numbers else ():
+            for source in node.src if node.computes else ():
+                c = -1 if source is None else numbers.get((graph.id_of(source), b), -1)
+                if c >= 0:
+                    read[c] = read.get(c, (k, k))[0], k
+    alive = [[0] * (data.n_splits + 1) for _ in plan.backends]
+    for c, (_, last) in read.items():
+        b, size = data.copies[c][1], data.size(data.n_tensors + c)
+        for k in range(begun[c], last + 1):
+            alive[b][k] += size
+    windows = [0] * len(plan.backends)
+    for c, (first, _) in read.items():
+        b = data.copies[c][1]
+        windows[b] = max(windows[b], *alive[b][begun[c]:first], 0)
+    return windows
 
 
 def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], given: Mapping[int, int],

@@ -9,6 +9,8 @@ import pytest
 from stored_weights import StoredGraph
 
 import ggml_sched as gs
+from ggml_sched._core import plan_values
+from ggml_sched.planning.planner import planned_by
 from ggml_sched.planning.program import Fetch
 from ggml_sched.planning.verify import check
 
@@ -239,6 +241,7 @@ def test_random_plans_with_stores_are_sound_and_keep_within_windows_and_budgets(
     plan.verify()
     for b, device in enumerate(devices, len(stores)):
         assert alive(plan, b) <= max(windows[device], alive(free, b))
+    assert plan_values(planned_by(plan, "default").data) == plan_values(plan.data)
     budgets = {device: size + rng.randrange(0, 60000)
                for device, size in zip(devices, free.buffer_sizes[len(stores):], strict=True)}
     plan = gs.Scheduler(backends, budgets=budgets).plan(graph)
