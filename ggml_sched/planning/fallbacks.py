@@ -9,7 +9,7 @@ recorded by such queries; the cost by planning the graph as if the backend suppo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from ggml_sched._core import Devices, Request, make_plan
@@ -22,6 +22,7 @@ from ggml_sched.placement.pricing import price
 from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.planner import POLICIES
 from ggml_sched.planning.recorded import RecordedBackend
+from ggml_sched.planning.windows import fetched_sizes, widest, windows_of
 
 __all__ = ["Fallback", "fallbacks_of", "fallbacks_with_ids", "refusals_of"]
 
@@ -231,6 +232,7 @@ class _Permissive(DryBackend):
     def __init__(self, backend: Backend, accepted: Iterable[Tensor]) -> None:
         super().__init__(backend.name, backend.alignment, backend.max_buffer_size)
         self.answers_version = None
+        self.concurrent_copies = backend.concurrent_copies
         self.of = backend
         self.accepted = set(accepted)
 
@@ -252,12 +254,26 @@ class _Permissive(DryBackend):
     def alloc_size(self, tensor: Tensor) -> int:
         return self.of.alloc_size(tensor)
 
+    def fusion_groups(self, graph: Graph) -> Sequence[Sequence[int]]:
+        return self.of.fusion_groups(graph)
+
 
 def _as_if_supported(plan: Plan, backend: int, nodes: Sequence[Tensor]) -> Plan:
-    """The plan of the same graph if a backend supported `nodes`; nodes stay where the caller assigned them."""
-    backends = tuple(_Permissive(b, nodes if k == backend else ()) for k, b in enumerate(plan.backends))
+    """The plan of the same graph if a backend supported `nodes`; nodes stay where the caller assigned them, and the
+    windows of backends to which stores fetch.  Windows of other backends are those of a scheduler without budgets."""
+    backends = tuple(b if b.is_store else _Permissive(b, nodes if k == backend else ())
+                     for k, b in enumerate(plan.backends))
     data, graph = plan.data, plan.graph
     ids = [(node, graph.id_of(node)) for node in graph.nodes if node.computes]
     assigned = {node: backends[data.backend_index(i)] for node, i in ids if data.rule(i) == "user"}
     request = Request(graph, Devices(backends), assigned)
-    return Plan(graph, make_plan(request, POLICIES.get(plan.policy, POLICIES["default"])), backends, plan.policy)
+    policy = POLICIES.get(plan.policy, POLICIES["default"])
+
+    def made(windows: Sequence[int]) -> Plan:
+        return Plan(graph, make_plan(request, replace(policy, windows=tuple(windows))), backends, plan.policy)
+
+    fetched = fetched_sizes(plan)
+    if not any(fetched):
+        return made(())
+    given = {b: window for b, window in enumerate(windows_of(plan)) if fetched[b]}
+    return widest(made, backends, given, [None] * len(backends))

@@ -70,6 +70,38 @@ def test_the_cost_is_the_difference_to_the_plan_without_the_refusal(ctx):
     assert f"this costs {wanted * 1e3:.3f} ms" in str(found)
 
 
+def test_the_cost_beside_a_store_is_the_difference_to_the_plan_without_the_refusal(ctx):
+    def plan(device):
+        host, disk = gs.DryBackend("CPU"), gs.DryStore("disk", margin=64)
+        x = ctx.mul_mat(weight(device, "a", 256, 256), ctx.tensor("f32", (256, 64), "x", input=True))
+        x = ctx.soft_max(x)
+        for k in range(6):
+            x = ctx.mul_mat(weight(disk, f"w{k}", 256, 256), x)
+        return planned([device, disk, host], gs.Graph(ctx.mul_mat(weight(device, "b", 256, 256), x)))
+
+    devices = (*DEVICES, gs.Device("disk", 1 << 40, 2e9, 1.0))
+    refused, best = (plan(gpu(lambda node, ops=ops: node.op in ops)) for ops in (("SOFT_MAX",), ()))
+    (found,) = refused.fallbacks(devices, LINK)
+    wanted = gs.price(refused, devices, LINK).seconds - gs.price(best, devices, LINK).seconds
+    assert found.seconds == pytest.approx(wanted) and wanted > 0
+
+
+def test_the_cost_counts_fusion_groups_as_the_backend_offers_them(ctx):
+    class Fusing(gs.DryBackend):
+        def fusion_groups(self, graph):
+            work = [k for k, node in enumerate(graph.nodes) if node.computes]
+            return [tuple(work[:2])]
+
+    device, host = Fusing("GPU", supports_op=lambda node: node.op != "SOFT_MAX"), gs.DryBackend("CPU")
+    device.concurrent_copies = True
+    x = ctx.sqr(ctx.mul_mat(weight(device, "w0", 64, 64), ctx.tensor("f32", (64, 3), "x", input=True)))
+    x = ctx.mul_mat(weight(device, "w1", 64, 64), ctx.soft_max(x))
+    plan = planned([device, host], gs.Graph(ctx.set_output(x)))
+    nodes = [node for node in plan.graph.nodes if node.op == "SOFT_MAX"]
+    other = fallbacks._as_if_supported(plan, 0, nodes)
+    assert len(plan.groups) == len(other.groups) == 1 and other.backends[0].concurrent_copies
+
+
 @pytest.mark.parametrize(("refuses", "make", "why"), [
     (lambda node: node.op == "MUL_MAT" and str(node.src[0].type) == "q4_0",
      lambda ctx, x: ctx.mul_mat(ctx.cast(x, "q4_0"), x),
