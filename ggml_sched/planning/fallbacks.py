@@ -254,7 +254,7 @@ class _Permissive(DryBackend):
     def alloc_size(self, tensor: Tensor) -> int:
         return self.of.alloc_size(tensor)
 
-    def fusion_groups(self, graph: Graph) -> Sequence[Sequence[int]]:
+    def fusion_groups(self, graph: Graph) -> Iterable[Sequence[int]]:
         return self.of.fusion_groups(graph)
 
 

@@ -330,8 +330,9 @@ def _owner_text(owner: object, backends: Sequence[Backend]) -> str:
     """A description, for messages, of the owner of a resident in a plan file."""
     if owner == -1:
         return "a backend outside the plan"
-    known = isinstance(owner, int) and 0 <= owner < len(backends)
-    return f"backend {owner!r}" + (f", {backends[owner].name!r}" if known else "")
+    if isinstance(owner, int) and 0 <= owner < len(backends):
+        return f"backend {owner}, {backends[owner].name!r}"
+    return f"backend {owner!r}"
 
 
 def _buffer_text(found: object) -> str:

@@ -57,6 +57,13 @@ class PlanFile(TypedDict):
     refused: NotRequired[list[dict[int, str | None]]]
     """Not in files: for each backend, {id of a node that it does not support: what it refuses in it, None if that is
     not known}.  Without it only the refusals of `needs` are known."""
+    work_sizes: NotRequired[list[int]]
+    """Not in files, as the next three: `Plan.work_sizes`."""
+    host_work_sizes: NotRequired[list[int]]
+    workers: NotRequired[list[str | None]]
+    """For each backend `Backend.worker`."""
+    outside: NotRequired[dict[str, str]]
+    """{id of a resident with owner -1: the name of the owner}."""
 
 
 class _RecordedBuffer(Buffer):
@@ -145,8 +152,9 @@ def recorded_backends(described: PlanFile, graph: Graph) -> tuple[RecordedBacken
     owners, names = described.get("owners", {}), described.get("outside", {})
     outside = {name: DryBackend(name) for name in names.values()}
     for key, (usage, readers, *bank) in described["residents"].items():
-        t, owner = graph.tensors[int(key)], owners.get(key, readers[0])
-        buffer = _RecordedBuffer(backends[owner] if owner >= 0 else outside[names[key]], t.nbytes, usage, tuple(readers))
+        t, owner = graph.tensors[int(key)], owners[key] if key in owners else readers[0]
+        home = backends[owner] if owner >= 0 else outside[names[key]]
+        buffer = _RecordedBuffer(home, t.nbytes, usage, tuple(readers))
         for store, number in bank:
             buffer.experts = banks.setdefault((store, number), _RecordedBank(backends[store], number))
         bind_resident(t, buffer, 0)
