@@ -23,7 +23,7 @@ from ggml_sched.errors import GraphError
 from cpython.number cimport PyIndex_Check
 from cpython.object cimport PyObject
 from cpython.pyport cimport PY_SSIZE_T_MAX, PY_SSIZE_T_MIN
-from libc.math cimport ceil, isfinite
+from libc.math cimport ceil, isfinite, isnan
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy, memset
 
@@ -47,12 +47,40 @@ include "ops_recurrent.pxi"
 include "ops_attention.pxi"
 
 
-cdef int32_t f32_word(double x) except? -1:
-    """A float32 as the int32 word ggml stores among op_params."""
-    cdef float f = <float>x
+cdef str shown(object x):
+    """An argument for a message, in few characters: an int may have more digits than Python converts."""
+    cdef str text
+    if isinstance(x, int) and x.bit_length() > 128:
+        return f"an int of {x.bit_length()} bits"
+    text = repr(x)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+cdef double number(str op, Tensor a, str name, object x) except? -1:
+    """Convert the argument `name` of an op on `a` (None: on no tensor).  TypeError for what is no number, GraphError
+    for NaN and for an int beyond float64."""
+    cdef double value
+    if type(x) is float:
+        value = x
+    else:
+        try:
+            value = x
+        except OverflowError:
+            raise GraphError(f"{begin_of(op, a)}{name} = {shown(x)} is beyond float32") from None
+        except TypeError:
+            raise TypeError(f"{begin_of(op, a)}{name} is a number, not {shown(x)}") from None
+    if isnan(value):
+        raise GraphError(f"{begin_of(op, a)}{name} = {value} is no number")
+    return value
+
+
+cdef int32_t f32_word(str op, Tensor a, str name, object x) except? -1:
+    """Convert an argument that becomes one of the op's parameters: a float32, as the int32 word that ggml stores."""
+    cdef double value = number(op, a, name, x)
+    cdef float f = <float>value
     cdef int32_t word
-    if isfinite(x) and not isfinite(f):
-        raise ValueError(f"{x} is beyond float32")
+    if isfinite(value) and not isfinite(f):
+        raise GraphError(f"{begin_of(op, a)}{name} = {value} is beyond float32")
     memcpy(&word, &f, sizeof(word))
     return word
 
@@ -82,38 +110,51 @@ cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
             len(ne)             # an array: arrays have __index__, too
         except TypeError:
             ne = (ne,)
-    n = len(ne)
+    try:
+        n = len(ne)
+    except TypeError:
+        raise TypeError(f"{begin_of(op, of)}extents are one to {GS_MAX_DIMS} ints, not {shown(ne)}") from None
     if not 1 <= n <= GS_MAX_DIMS:
-        raise GraphError(f"{extents_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
+        raise GraphError(f"{begin_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
     for i in range(n):
         given = ne[i]
-        extent = PyNumber_AsSsize_t(given, NULL)
+        extent = PyNumber_AsSsize_t(given, NULL) if type(given) is int else index_of(op, of, f"extent of dimension {i}", given)
         if extent < 0 or extent == PY_SSIZE_T_MAX and extent != given:
-            raise GraphError(f"{extents_of(op, of)}extent {given} of dimension {i} is not in 0 .. 2**63 - 1")
+            raise GraphError(f"{begin_of(op, of)}extent {shown(given)} of dimension {i} is not in 0 .. 2**63 - 1")
         out[i] = extent
     for i in range(n, GS_MAX_DIMS):
         out[i] = 1
     return 0
 
 
-cdef int64_t whole(str op, Tensor a, object x) except? -1:
-    """Convert an integer argument of an op on `a`.  TypeError for a float, which a C parameter would truncate."""
-    cdef Py_ssize_t n = PyNumber_AsSsize_t(x, NULL)
+cdef Py_ssize_t index_of(str op, Tensor a, str name, object x) except? -1:
+    """Convert what has __index__; of numbers beyond 64 bits the nearest.  TypeError for a float, which a C parameter
+    would truncate."""
+    try:
+        return PyNumber_AsSsize_t(x, NULL)
+    except TypeError:
+        raise TypeError(f"{begin_of(op, a)}{name} is an int, not {shown(x)}") from None
+
+
+cdef int64_t whole(str op, Tensor a, str name, object x) except? -1:
+    """Convert the integer argument `name` of an op on `a`."""
+    cdef Py_ssize_t n = PyNumber_AsSsize_t(x, NULL) if type(x) is int else index_of(op, a, name, x)
     if (n == PY_SSIZE_T_MAX or n == PY_SSIZE_T_MIN) and n != x:
-        raise GraphError(f"{op}: {describe(a)}: {x} is beyond 64 bits")
+        raise GraphError(f"{op}: {describe(a)}: {name} = {shown(x)} is beyond 64 bits")
     return n
 
 
-cdef int whole32(str op, Tensor a, object x) except? -1:
+cdef int whole32(str op, Tensor a, str name, object x) except? -1:
     """Convert an integer argument that becomes one of the op's parameters, which are int32 words as in ggml."""
-    cdef int64_t n = whole(op, a, x)
+    cdef int64_t n = whole(op, a, name, x)
     if not -INT32_MAX - 1 <= n <= INT32_MAX:
-        raise GraphError(f"{op}: {describe(a)}: {n} is beyond int32")
+        raise GraphError(f"{op}: {describe(a)}: {name} = {n} is beyond int32")
     return <int>n
 
 
-cdef str extents_of(str op, Tensor of):
-    return "" if of is None else f"{op}: {describe(of)}: "
+cdef str begin_of(str op, Tensor a):
+    """How a message of an op on `a` begins; both may be left out."""
+    return f"{op}: {describe(a)}: " if a is not None else f"{op}: " if op else ""
 
 
 cdef int fill_dense(gs_layout *a, int op, int type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) except -1:

@@ -32,7 +32,7 @@ cdef class CopyOps(MatrixOps):
     def set(self, Tensor a not None, Tensor b not None, nb1, nb2, nb3, offset, bint inplace=False):
         """a, with b written into it from byte `offset` on, at the byte strides nb1..nb3."""
         cdef gs_layout window = b.layout
-        cdef int64_t start = whole("set", a, offset)
+        cdef int64_t start = whole("set", a, "offset", offset)
         cdef int64_t end
         cdef int64_t[4] given
         cdef int32_t[5] words
@@ -42,7 +42,8 @@ cdef class CopyOps(MatrixOps):
         if not layout_contiguous(&a.layout) or not layout_contiguous(&b.layout):
             raise GraphError(f"set: {describe(a)} and {describe(b)} must be contiguous")
         window.nb[0] = traits[a.layout.type].type_size
-        window.nb[1], window.nb[2], window.nb[3] = whole("set", a, nb1), whole("set", a, nb2), whole("set", a, nb3)
+        window.nb[1], window.nb[2] = whole("set", a, "nb1", nb1), whole("set", a, "nb2", nb2)
+        window.nb[3] = whole("set", a, "nb3", nb3)
         if (start < 0 or layout_set_nbytes(&window) != GS_OK or gs_checked_add(start, window.nbytes, &end) != GS_OK
                 or end > a.layout.nbytes):
             raise GraphError(f"set: {describe(b)} at offset {offset} with strides {nb1}, {nb2}, {nb3} "
@@ -101,7 +102,7 @@ cdef class CopyOps(MatrixOps):
         """a and b joined along dimension `dim`."""
         cdef int64_t ne[4]
         cdef int i
-        cdef int32_t axis = whole32("concat", a, dim)
+        cdef int32_t axis = whole32("concat", a, "dim", dim)
         if not 0 <= axis < GS_MAX_DIMS:
             raise GraphError(f"concat: dimension {axis} of {describe(a)} and {describe(b)} is not in 0..3")
         if a.layout.type != b.layout.type:
@@ -123,7 +124,8 @@ cdef class CopyOps(MatrixOps):
         cdef int i
         if a.layout.type != GS_TYPE_F32:
             raise GraphError(f"pad: {describe(a)} must be f32")
-        pads = (whole("pad", a, p0), whole("pad", a, p1), whole("pad", a, p2), whole("pad", a, p3))
+        pads = (whole("pad", a, "p0", p0), whole("pad", a, "p1", p1), whole("pad", a, "p2", p2),
+                whole("pad", a, "p3", p3))
         for i in range(GS_MAX_DIMS):
             count = pads[i]
             if not 0 <= count <= INT32_MAX or gs_checked_add(a.layout.ne[i], count, &ne[i]) != GS_OK:

@@ -39,10 +39,10 @@ cdef class ElementwiseOps(ContextBase):
             raise GraphError(f"add_id: {describe(a)}, {describe(b)} and ids {describe(ids)} do not fit together")
         return self.add_like(GS_OP_ADD_ID, a, (a, b, ids))
 
-    def scale(self, Tensor a not None, double s, double bias=0.0, bint inplace=False):
+    def scale(self, Tensor a not None, s, bias=0.0, bint inplace=False):
         """a * s + bias."""
         cdef int32_t[2] words
-        words[0], words[1] = f32_word(s), f32_word(bias)
+        words[0], words[1] = f32_word("scale", a, "s", s), f32_word("scale", a, "bias", bias)
         return with_params(self.add_like(GS_OP_SCALE, a, (a,), inplace), words, 2)
 
     def sqr(self, Tensor a not None, bint inplace=False):
@@ -57,10 +57,10 @@ cdef class ElementwiseOps(ContextBase):
         """The natural logarithm of each element."""
         return self.add_like(GS_OP_LOG, a, (a,), inplace)
 
-    def clamp(self, Tensor a not None, double min, double max):
+    def clamp(self, Tensor a not None, min, max):
         """Each element limited to min .. max."""
         cdef int32_t[2] words
-        words[0], words[1] = f32_word(min), f32_word(max)
+        words[0], words[1] = f32_word("clamp", a, "min", min), f32_word("clamp", a, "max", max)
         return with_params(self.add_like(GS_OP_CLAMP, a, (a,)), words, 2)
 
     # -- unary ------------------------------------------------------------------
@@ -181,13 +181,12 @@ cdef class ElementwiseOps(ContextBase):
         """relu(a) * b."""
         return self.add_glu_split(a, b, GS_GLU_REGLU)
 
-    def swiglu_oai(self, Tensor a not None, Tensor b not None, double alpha=1.702, double limit=7.0):
+    def swiglu_oai(self, Tensor a not None, Tensor b not None, alpha=1.702, limit=7.0):
         """a' * sigmoid(alpha a') * (b' + 1), with a' = min(a, limit) and b' limited to -limit .. limit."""
         cdef int32_t[4] words
-        cdef Tensor t = self.add_glu_split(a, b, GS_GLU_SWIGLU_OAI)
         words[0], words[1] = GS_GLU_SWIGLU_OAI, 0
-        words[2], words[3] = f32_word(alpha), f32_word(limit)
-        return with_params(t, words, 4)
+        words[2], words[3] = f32_word("swiglu_oai", a, "alpha", alpha), f32_word("swiglu_oai", a, "limit", limit)
+        return with_params(self.add_glu_split(a, b, GS_GLU_SWIGLU_OAI), words, 4)
 
     # -- reductions and order ---------------------------------------------------
 
@@ -213,9 +212,10 @@ cdef class ElementwiseOps(ContextBase):
 
     def argsort(self, Tensor a not None, order="asc"):
         """Indices that sort each row, "asc" or "desc": [n, ...] -> i32 [n, ...]."""
-        cdef int32_t descends = order == "desc"
-        if order not in ("asc", "desc"):
-            raise ValueError(f'argsort: order is "asc" or "desc", not {order!r}')
+        cdef int32_t descends
+        if not isinstance(order, str) or order not in ("asc", "desc"):
+            raise ValueError(f'argsort: order is "asc" or "desc", not {shown(order)}')
+        descends = order == "desc"
         if a.layout.ne[0] > 0x7fffffff:
             raise GraphError(f"argsort: rows of {describe(a)} are longer than an i32 index")
         return with_params(self.add_dense(GS_OP_ARGSORT, GS_TYPE_I32, a.layout.ne[0], a.layout.ne[1], a.layout.ne[2],
@@ -223,44 +223,49 @@ cdef class ElementwiseOps(ContextBase):
 
     def top_k(self, Tensor a not None, k):
         """Indices of the k largest elements of each row, largest first: [n, ...] -> i32 [k, ...]."""
-        cdef int64_t n = whole("top_k", a, k)
+        cdef int64_t n = whole("top_k", a, "k", k)
         if not 0 <= n <= a.layout.ne[0]:
             raise GraphError(f"top_k: k = {n} of rows of {describe(a)}")
         return self.add_dense(GS_OP_TOP_K, GS_TYPE_I32, n, a.layout.ne[1], a.layout.ne[2], a.layout.ne[3], (a,))
 
-    def arange(self, double start, double stop, double step=1.0):
+    def arange(self, start, stop, step=1.0):
         """f32 values start, start + step, ... below stop."""
-        cdef double count
+        cdef double first = number("arange", None, "start", start), end = number("arange", None, "stop", stop)
+        cdef double by = number("arange", None, "step", step), count
         cdef int32_t[3] words
-        if step == 0 or not (isfinite(start) and isfinite(stop) and isfinite(step)):
-            raise GraphError(f"arange: {start} to {stop} by {step} is not a finite progression")
-        count = ceil((stop - start) / step)
+        if by == 0 or not (isfinite(first) and isfinite(end) and isfinite(by)):
+            raise GraphError(f"arange: {first} to {end} by {by} is not a finite progression")
+        count = ceil((end - first) / by)
         if count < 0 or count > 2.0**53:
-            raise GraphError(f"arange: {start} to {stop} by {step} has {count:.0f} elements")
-        words[0], words[1], words[2] = f32_word(start), f32_word(stop), f32_word(step)
+            raise GraphError(f"arange: {first} to {end} by {by} has {count:g} elements")
+        if <float>by == 0:
+            raise GraphError(f"arange: step = {by} is 0 in float32")
+        words[0], words[1] = f32_word("arange", None, "start", first), f32_word("arange", None, "stop", end)
+        words[2] = f32_word("arange", None, "step", by)
         return with_params(self.add_dense(GS_OP_ARANGE, GS_TYPE_F32, <int64_t>count, 1, 1, 1, ()), words, 3)
 
     # -- norms ------------------------------------------------------------------
 
-    def norm(self, Tensor a not None, double eps):
+    def norm(self, Tensor a not None, eps):
         """Each row less its mean, divided by sqrt(variance + eps)."""
-        cdef int32_t word = f32_word(eps)
+        cdef int32_t word = f32_word("norm", a, "eps", eps)
         return with_params(self.add_like(GS_OP_NORM, a, (a,)), &word, 1)
 
-    def rms_norm(self, Tensor a not None, double eps, bint inplace=False):
+    def rms_norm(self, Tensor a not None, eps, bint inplace=False):
         """Each row divided by sqrt(mean of squares + eps)."""
-        cdef int32_t word = f32_word(eps)
+        cdef int32_t word = f32_word("rms_norm", a, "eps", eps)
         return with_params(self.add_like(GS_OP_RMS_NORM, a, (a,), inplace), &word, 1)
 
-    def group_norm(self, Tensor a not None, n_groups, double eps):
+    def group_norm(self, Tensor a not None, n_groups, eps):
         """norm of each of n_groups groups of channels (dimension 2), with one mean and variance for a whole group."""
         cdef int32_t[2] words
-        words[0], words[1] = whole32("group_norm", a, n_groups), f32_word(eps)
+        words[0] = whole32("group_norm", a, "n_groups", n_groups)
+        words[1] = f32_word("group_norm", a, "eps", eps)
         if words[0] < 1:
             raise GraphError(f"group_norm: {words[0]} groups of {describe(a)}")
         return with_params(self.add_like(GS_OP_GROUP_NORM, a, (a,)), words, 2)
 
-    def l2_norm(self, Tensor a not None, double eps):
+    def l2_norm(self, Tensor a not None, eps):
         """Each row divided by max(its Euclidean length, eps)."""
-        cdef int32_t word = f32_word(eps)
+        cdef int32_t word = f32_word("l2_norm", a, "eps", eps)
         return with_params(self.add_like(GS_OP_L2_NORM, a, (a,)), &word, 1)

@@ -43,26 +43,28 @@ cdef class ViewOps(CopyOps):
         cdef int64_t[4] nb
         cdef int64_t row
         cdef int i
-        ne[0], ne[1] = whole("view", a, ne0), whole("view", a, ne1)
-        ne[2], ne[3] = whole("view", a, ne2), whole("view", a, ne3)
+        ne[0], ne[1] = whole("view", a, "ne0", ne0), whole("view", a, "ne1", ne1)
+        ne[2], ne[3] = whole("view", a, "ne2", ne2), whole("view", a, "ne3", ne3)
         if ne[0] < 0 or gs_checked_mul(ne[0] // traits[a.layout.type].block_size, traits[a.layout.type].type_size, &row) != GS_OK:
             raise GraphError(f"view: rows of {ne[0]} elements of {describe(a)}")
         nb[0] = traits[a.layout.type].type_size
-        nb[1] = row if nb1 is None else whole("view", a, nb1)
+        nb[1] = row if nb1 is None else whole("view", a, "nb1", nb1)
         for i in range(2, GS_MAX_DIMS):
             given = nb2 if i == 2 else nb3
             if given is not None:
-                nb[i] = whole("view", a, given)
+                nb[i] = whole("view", a, "nb2" if i == 2 else "nb3", given)
             elif ne[i - 1] < 0 or nb[i - 1] < 0:
                 nb[i] = 0               # `window`, called below, refuses such extents, and its error names the tensor
             elif gs_checked_mul(nb[i - 1], ne[i - 1], &nb[i]) != GS_OK:
                 raise GraphError(f"view: the extents of a view of {describe(a)} overflow")
-        return self.window(a, ne, nb, whole("view", a, offset))
+        return self.window(a, ne, nb, whole("view", a, "offset", offset))
 
     def reshape(self, Tensor a not None, *ne):
         """A view of the contiguous tensor a with one to four other extents, innermost first."""
-        if len(ne) == 1:
-            return self.reshaped(a, ne[0] if PyIndex_Check(ne[0]) else tuple(ne[0]))
+        if len(ne) == 1 and hasattr(ne[0], "__iter__") and not PyIndex_Check(ne[0]):
+            ne = tuple(ne[0])
+        elif len(ne) == 1:
+            return self.reshaped(a, ne[0])
         return self.reshaped(a, ne)
 
     cdef Tensor reshaped(self, Tensor a, object ne):
@@ -96,8 +98,8 @@ cdef class ViewOps(CopyOps):
         cdef gs_layout layout = a.layout
         cdef int32_t[4] axes
         cdef int i, seen = 0
-        axes[0], axes[1] = whole32("permute", a, axis0), whole32("permute", a, axis1)
-        axes[2], axes[3] = whole32("permute", a, axis2), whole32("permute", a, axis3)
+        axes[0], axes[1] = whole32("permute", a, "axis0", axis0), whole32("permute", a, "axis1", axis1)
+        axes[2], axes[3] = whole32("permute", a, "axis2", axis2), whole32("permute", a, "axis3", axis3)
         for i in range(GS_MAX_DIMS):
             if 0 <= axes[i] < GS_MAX_DIMS:
                 seen |= 1 << axes[i]
