@@ -136,3 +136,14 @@ def each(calls: Iterable[Callable[[], object]]) -> None:
 def no_host_memory(what: str) -> OutOfMemory:
     """The error to raise where the host gives no memory for what the package itself keeps."""
     return OutOfMemory(f"the host gives no memory for {what}")
+
+
+def shown(value: object) -> str:
+    """An argument for a message, in few characters: an int may have more digits than Python converts to text."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except ValueError:      # such an int in a list
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}..."

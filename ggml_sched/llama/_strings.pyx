@@ -281,7 +281,7 @@ cdef class StringTable:
     def __len__(self):
         return self.n
 
-    def get(self, str text):
+    def get(self, str text not None):
         """The number of the string with this text; None if there is none, as for a text with a lone surrogate, which
         UTF-8 cannot express."""
         cdef Py_ssize_t n

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 
+from ggml_sched.errors import shown
+
 __all__ = ["count"]
 
 
@@ -14,5 +16,5 @@ def count(name: str, value: int, low: int = 0, high: int | None = None) -> int:
     except TypeError:
         raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
     if number < low or high is not None and number > high:
-        raise ValueError(f"{name} is {number}, not at least {low}" + ("" if high is None else f" and at most {high}"))
+        raise ValueError(f"{name} is {shown(number)}, not at least {low}" + ("" if high is None else f" and at most {high}"))
     return number

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggml_sched.errors import shown
+
 __all__ = ["Batch", "checked_tokens", "is_one_token"]
 
 
@@ -54,5 +56,5 @@ def checked_tokens(tokens: object, n_vocab: int) -> np.ndarray:
         raise TypeError(f"tokens are a sequence of ints, not {ids.dtype} {list(ids.shape)}")
     bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(bad):
-        raise ValueError(f"token {ids[bad[0]]} at {bad[0]} is not in 0 .. {n_vocab - 1}")
+        raise ValueError(f"token {shown(int(ids[bad[0]]))} at {bad[0]} is not in 0 .. {n_vocab - 1}")
     return ids.astype(np.int32)

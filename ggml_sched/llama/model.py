@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack, overload
 import numpy as np
 
 from ggml_sched.backend import Backend
-from ggml_sched.errors import each
+from ggml_sched.errors import each, shown
 from ggml_sched.llama.batch import Batch, checked_tokens
 from ggml_sched.llama.builder import Shape
 from ggml_sched.llama.errors import TokenizerError
@@ -226,8 +226,8 @@ class Model:
         `pooling`: "mean" of the last layer's normed output over all tokens, or the output of the "last" token.
         `normalize` scales the embedding to length 1.  No sequence changes; ContextFull if the tokens do not fit.
         """
-        if pooling not in ("mean", "last"):
-            raise ValueError(f"pooling = {pooling!r}; known: mean, last")
+        if not isinstance(pooling, str) or pooling not in ("mean", "last"):
+            raise ValueError(f"pooling = {shown(pooling)}; known: mean, last")
         ids = self._encode(text, 0) if isinstance(text, str) else text
         found: np.ndarray = self._store.embed(ids, pooling == "mean").mean(axis=0, dtype=np.float64)
         if normalize:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
+from ggml_sched.errors import shown
 from ggml_sched.llama.arguments import count
 from ggml_sched.llama.errors import SamplingError
 
@@ -119,24 +120,30 @@ class Sampler:
         return token
 
     def adjusted(self, logits: np.ndarray) -> np.ndarray:
-        """Logits after bias and penalties, stages 1 and 2; the argument itself where there are none."""
+        """Logits after bias and penalties, stages 1 and 2; the argument itself where there are none.  SamplingError where
+        these make a logit infinite."""
         logits = _row(logits)
         if not len(self._bias_ids) and not (self._penalises and self._history):
             return logits
         logits = logits.copy()
         if len(self._bias_ids):
             self._check_ids(self._bias_ids, len(logits), "logit_bias")
+            before = logits[self._bias_ids]
             with np.errstate(over="ignore", under="ignore"):
                 logits[self._bias_ids] += self._bias_values
+            _check_change(self._bias_ids, before, logits, "logit_bias makes")
         if self._penalises and self._history:
             counts = Counter(self._history)
             ids = np.fromiter(counts.keys(), np.int64, len(counts))
             times = np.fromiter(counts.values(), np.float64, len(counts))
             self._check_ids(ids, len(logits), "the history")
-            chosen = logits[ids].astype(np.float64)
-            with np.errstate(over="ignore", under="ignore"):
+            before = logits[ids]
+            chosen = before.astype(np.float64)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                 chosen = np.where(chosen <= 0, chosen * self.repeat_penalty, chosen / self.repeat_penalty)
                 logits[ids] = chosen - times * self.frequency_penalty - self.presence_penalty
+            _check_change(ids, before, logits, f"repeat_penalty {self.repeat_penalty}, frequency_penalty "
+                          f"{self.frequency_penalty} and presence_penalty {self.presence_penalty} make")
         return logits
 
     def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -236,6 +243,15 @@ def _check_largest(largest: float) -> None:
     raise SamplingError(f"the logits have {'NaN' if math.isnan(largest) else 'infinity'}: the model computed nonsense")
 
 
+def _check_change(ids: np.ndarray, before: np.ndarray, logits: np.ndarray, cause: str) -> None:
+    """SamplingError where a change of the logits of `ids` from `before` has made one NaN or larger than all numbers."""
+    wrong = ~(logits[ids] < math.inf) & (before < math.inf)
+    if wrong.any():
+        i = int(wrong.argmax())
+        now = logits[ids[i]]
+        raise SamplingError(f"{cause} the logit {before[i]:g} of token {ids[i]} {'NaN' if now != now else 'infinite'}")
+
+
 def _number(name: str, value: float, low: float = -math.inf, high: float = math.inf, above: bool = False) -> float:
     try:
         number = float(value)
@@ -246,7 +262,7 @@ def _number(name: str, value: float, low: float = -math.inf, high: float = math.
     if not math.isfinite(number) or not low <= number <= high or above and number == low:
         bounds = [f"{'above' if above else 'at least'} {low:g}"] if math.isfinite(low) else []
         bounds += [f"at most {high:g}"] if math.isfinite(high) else []
-        raise ValueError(f"{name} is {value}, not a finite number {' and '.join(bounds)}".rstrip())
+        raise ValueError(f"{name} is {shown(value)}, not a finite number {' and '.join(bounds)}".rstrip())
     return number
 
 

@@ -200,6 +200,28 @@ def test_logits_may_be_ints(options):
         assert np.array_equal(got, want)
 
 
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize(("options", "says"), [
+    ({"repeat_penalty": 1e-300}, "^repeat_penalty 1e-300, .* make the logit 2 of token 1 infinite"),
+    ({"presence_penalty": -1e39}, "presence_penalty -1e\\+39 make the logit 2 of token 1 infinite"),
+    ({"repeat_penalty": 1e-308, "frequency_penalty": 1e308}, "frequency_penalty 1e\\+308 .* token 1 NaN"),
+    ({"logit_bias": {2: 1e39}}, "^logit_bias makes the logit 0 of token 2 infinite"),
+    ({"presence_penalty": 1e39, "logit_bias": {0: -1e39, 2: -1e39}}, "every logit is -inf")])
+def test_settings_that_make_logits_infinite_are_named_rather_than_the_model(options, says, temperature):
+    sampler = Sampler(temperature, seed=1, **options)
+    sampler.accept(*[1] * 20)
+    with pytest.raises(SamplingError, match=says):
+        sampler(np.array([1.0, 2.0, 0.0], np.float32 if "NaN" not in says else np.float64))
+    with pytest.raises(SamplingError, match="the model computed nonsense"):
+        sampler(np.array([1.0, np.inf, np.inf], np.float32))
+
+
+def test_a_setting_of_many_digits_is_named():
+    for name in ("temperature", "repeat_penalty", "penalty_last_n"):
+        with pytest.raises(ValueError, match=f"{name} is an int of 16610 bits, not"):
+            Sampler(**{name: 10**5000})
+
+
 @pytest.mark.parametrize("sampler", [
     greedy, Sampler(temperature=0), Sampler(), Sampler(**OPEN), Sampler(top_k=0), Sampler(top_k=0, top_p=1.0)],
     ids=["greedy", "zero", "default", "open", "top_p", "min_p"])

@@ -439,7 +439,15 @@ def test_ids_outside_the_vocabulary_are_named(bpe):
     for wrong in (1.0, "1", None):
         with pytest.raises(TypeError, match="a token id is an int"):
             bpe.decode([wrong])
-    assert bpe.decode(np.array(bpe.encode("Hello"), np.int32)) == "Hello"
+    with pytest.raises(TokenizerError, match="token id an int of 16610 bits is not one"):
+        bpe.decode([10**5000])
+    for wrong in (5, None, "abc", b"abc", bytearray(b"abc"), np.array(5), object()):
+        with pytest.raises(TypeError, match="token ids are a sequence of ints, not "):
+            bpe.decode(wrong)
+    with pytest.raises(TypeError, match="'text' has incorrect type"):
+        bpe.token_id(None)
+    for kind in (np.int32, np.int64, np.uint16, object):
+        assert bpe.decode(np.array(bpe.encode("Hello"), kind)) == "Hello"
 
 
 def test_a_tokenizer_can_be_pickled_and_copied(bpe, spm):

@@ -18,7 +18,7 @@ Includes, before the code below:
 from operator import index as _index
 
 from ggml_sched.core.graph.types import _GLU_KINDS, _UNARY_KINDS
-from ggml_sched.errors import GraphError
+from ggml_sched.errors import GraphError, shown
 
 from cpython.number cimport PyIndex_Check
 from cpython.object cimport PyObject
@@ -45,15 +45,6 @@ include "ops_copy.pxi"
 include "ops_view.pxi"
 include "ops_recurrent.pxi"
 include "ops_attention.pxi"
-
-
-cdef str shown(object x):
-    """An argument for a message, in few characters: an int may have more digits than Python converts."""
-    cdef str text
-    if isinstance(x, int) and x.bit_length() > 128:
-        return f"an int of {x.bit_length()} bits"
-    text = repr(x)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 cdef double number(str op, Tensor a, str name, object x) except? -1:

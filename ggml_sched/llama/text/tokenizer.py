@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from ggml_sched.errors import shown
 from ggml_sched.llama.errors import TokenizerError
 from ggml_sched.llama.gguf import GGUFFile, open_gguf
 from ggml_sched.llama.text.bpe import Bpe
@@ -163,7 +164,7 @@ class Tokenizer:
         except TypeError:
             raise TypeError(f"a token id is an int, not {type(token).__name__}") from None
         if not 0 <= number < self.n_vocab:
-            raise TokenizerError(f"token id {number} is not one of 0 to {self.n_vocab - 1}")
+            raise TokenizerError(f"token id {shown(number)} is not one of 0 to {self.n_vocab - 1}")
         return number
 
     def token_bytes(self, token: int, skip_special: bool = False) -> bytes:
@@ -194,6 +195,9 @@ class Tokenizer:
         The space that SPM vocabularies put before a text is removed, except when the ids are `continuing` an earlier
         text.
         """
+        # Items of bytes are ints, too, but are the letters of a text rather than ids.
+        if isinstance(ids, (str, bytes, bytearray)) or not hasattr(ids, "__iter__") or getattr(ids, "ndim", 1) == 0:
+            raise TypeError(f"token ids are a sequence of ints, not {shown(ids)}")
         stream = self.stream(skip_special, continuing)
         return stream.feed(*ids) + stream.flush()
 
