@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from ggml_sched.errors import shown
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -176,17 +178,20 @@ class _Mixed(_Visits):
 NAMED: dict[str, Policy] = {"lfu": LeastFrequentlyUsed(), "lru": LeastRecentlyUsed(), "mixture": Mixture()}
 
 
-def policy_named(name: str) -> Policy:
-    """The policy with this name: "lru", "lfu" or "mixture"; ValueError for another."""
+def policy_named(name: str, *others: str) -> Policy:
+    """The policy with this name: "lru", "lfu" or "mixture"; ValueError for another.  `others`: names that the caller
+    takes besides."""
     if name not in NAMED:
-        raise ValueError(f"{name!r} is no policy for experts: {', '.join(NAMED)}")
+        raise ValueError(f"{shown(name)} is no policy for experts: {', '.join((*NAMED, *others))}")
     return NAMED[name]
 
 
-def checked_policy(policy: object) -> Policy:
-    """The policy itself, or the one that a str names; TypeError for what is neither, ValueError for an unknown name."""
+def checked_policy(policy: object, *others: str) -> Policy:
+    """The policy itself, or the one that a str names; TypeError for what is neither, ValueError for an unknown name.
+    `others`: names that the caller takes besides."""
     if isinstance(policy, str):
-        return policy_named(policy)
+        return policy_named(policy, *others)
     if not callable(getattr(policy, "begin", None)):
-        raise TypeError(f"a policy for experts has a method begin, or is one of {', '.join(NAMED)}, not {policy!r}")
+        raise TypeError(f"a policy for experts has a method begin, or is one of {', '.join((*NAMED, *others))}, "
+                        f"not {shown(policy)}")
     return cast("Policy", policy)

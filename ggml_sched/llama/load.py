@@ -126,7 +126,7 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     if n_batch is not None:
         n_batch = count("n_batch", n_batch, 1, MAX_ROWS)
     kv_type = type_of("f32" if kv_type is None else kv_type)
-    by_expert = None if experts == "whole" else checked_policy(experts)
+    by_expert = None if isinstance(experts, str) and experts == "whole" else checked_policy(experts, "whole")
     for name, function in (("place", where), ("progress", progress)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a function, not {type(function).__name__}")

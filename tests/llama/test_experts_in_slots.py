@@ -241,9 +241,9 @@ def test_two_backends_fetch_whole_tensors(path):
 
 
 def test_a_wrong_policy_is_refused_before_anything_is_read(path):
-    with pytest.raises(ValueError, match="lfu, lru, mixture"):
+    with pytest.raises(ValueError, match="'fifo' is no policy for experts: lfu, lru, mixture, whole$"):
         load(path, experts="fifo")
-    with pytest.raises(TypeError, match="begin"):
+    with pytest.raises(TypeError, match="begin, or is one of lfu, lru, mixture, whole, not 3$"):
         load(path, experts=3)
 
 
