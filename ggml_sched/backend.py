@@ -88,7 +88,7 @@ from ggml_sched._graph import (
     no_address,
     register_tensor_data,
 )
-from ggml_sched.errors import BackendError, BackendLost, OutOfMemory, PlacementError
+from ggml_sched.errors import BackendError, BackendLost, OutOfMemory, PlacementError, shown
 from ggml_sched.graph import hostdata, hostviews
 
 if TYPE_CHECKING:
@@ -569,14 +569,14 @@ def tensor_layout(backend: Backend, ctx: Context) -> tuple[list[tuple[Tensor, in
     return pending, total
 
 
-def checked_backends(backends: Iterable[Backend], call: str) -> tuple[Backend, ...]:
-    """Backends as a tuple; TypeError for one backend alone, with the `call` that takes several, and for other items."""
-    if isinstance(backends, Backend):
-        raise TypeError(f"{call}, not {backends!r}")
+def checked_backends(backends: object, call: str) -> tuple[Backend, ...]:
+    """Backends as a tuple; TypeError, with the `call` that takes them, for one alone, a text, and what is none."""
+    if isinstance(backends, (Backend, str)) or not isinstance(backends, Iterable):
+        raise TypeError(f"{call}, not {shown(backends)}")
     backends = tuple(backends)
     for backend in backends:
         if not isinstance(backend, Backend):
-            raise TypeError(f"not a Backend: {backend!r}")
+            raise TypeError(f"not a Backend: {shown(backend)}; {call}")
     return backends
 
 

@@ -6,14 +6,14 @@ llama_model_load_from_file and llama_init_from_model.  limited.py plans models u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, TypeVar, cast
 
 from ggml_sched._graph import Tensor, Type
 from ggml_sched._host import host_memory
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backend import Backend, Buffer, checked_backends
 from ggml_sched.backends.cpu import CpuBackend
 from ggml_sched.errors import FileFormatError, GraphError, OutOfMemory
 from ggml_sched.experts.policies import checked_policy
@@ -51,6 +51,7 @@ __all__ = ["load"]
 
 T = TypeVar("T")
 
+_BACKENDS = "backends are a list, best first: load(path, [backend])"
 MAX_ROWS = 1 << 30
 N_BATCH = 512
 """Tokens that are evaluated together where the caller does not say how many."""
@@ -140,11 +141,13 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
                 undo.callback(owned[0].close)
                 return owned[0]
 
-            backends = backends_of(fit, None if backends is None else _checked_backends(backends), driver)
+            backends = backends_of(fit, None if backends is None else checked_backends(backends, _BACKENDS), driver)
         elif backends is None:
             owned = backends = [default_backend(n_threads)]
             undo.callback(owned[0].close)
-        backends = _checked_backends(backends)
+        backends = checked_backends(backends, _BACKENDS)
+        if not backends:
+            raise ValueError("a model needs one backend or more")
         limits = limits_of(memory, backends)
         if fit is not None and fit.fetching is not None:
             limits = {backends[-1]: fit.devices[-1].budget}     # the host is the last device
@@ -266,18 +269,6 @@ def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | 
     if isinstance(memory, Mapping):
         memory = {backend: nbytes for backend, nbytes in memory.items() if backend in backends}
     return load(path, backends, memory=memory, **settings)
-
-
-def _checked_backends(backends: object) -> tuple[Backend, ...]:
-    if isinstance(backends, (str, Backend)) or not isinstance(backends, Iterable):
-        raise TypeError(f"backends are a list of Backends, best first, not {backends!r}")
-    backends = tuple(backends)
-    for backend in backends:
-        if not isinstance(backend, Backend):
-            raise TypeError(f"backends are a list of Backends, best first; {backend!r} is none")
-    if not backends:
-        raise ValueError("a model needs one backend or more")
-    return backends
 
 
 def has_flash(arch: architectures.Architecture, hparams: Hparams, weights: Weights, cache: KVCache) -> bool:

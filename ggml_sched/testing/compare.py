@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ggml_sched._graph import Context, Graph, Tensor
-from ggml_sched.backend import Backend, GraphView, note_nodes
+from ggml_sched.backend import Backend, GraphView, checked_backends, note_nodes
 from ggml_sched.errors import UnsupportedOp
 from ggml_sched.execution._steps import is_false
 from ggml_sched.graph.graphfile import graph_from_dict, graph_to_dict
@@ -48,9 +48,7 @@ def compare(graph: Graph, a: Backend, b: Backend, callback: Callback | None = No
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"not a Graph: {graph!r}")
-    for backend in (a, b):
-        if not isinstance(backend, Backend):
-            raise TypeError(f"not a Backend: {backend!r}")
+    checked_backends((a, b), "compare takes two backends: compare(graph, a, b)")
     for node in graph.nodes:
         for backend in (a, b):
             if node.computes and not backend.supports_op(node):

@@ -237,7 +237,7 @@ def test_wrong_arguments_are_named(name, value, kind):
 
 
 def test_one_backend_is_no_list():
-    with gs.CpuBackend() as backend, pytest.raises(TypeError, match="backends are a list"):
+    with gs.CpuBackend() as backend, pytest.raises(TypeError, match=r"load\(path, \[backend\]\), not <CpuBackend"):
         load(SMALL, backend)
 
 

@@ -191,8 +191,13 @@ def test_what_is_no_graph_or_no_sequence_of_backends_is_named(tmp_path):
             gs.load_plan(path, wrong, backends)
     with pytest.raises(TypeError, match=r"load_plan\(path, graph, \[backend\]\), not <DryBackend"):
         gs.load_plan(path, graph, backends[0])
-    with pytest.raises(TypeError, match="not a Backend: 'GPU'"):
+    with pytest.raises(TypeError, match=r"not a Backend: 'GPU'; .* load_plan\(path, graph, \[backend\]\)"):
         gs.load_plan(path, graph, ["GPU"])
+    for wrong in ("GPU", None, 3):
+        with pytest.raises(TypeError, match=rf"\[backend\]\), not {wrong!r}$"):
+            gs.load_plan(path, graph, wrong)
+        with pytest.raises(TypeError, match=rf"Scheduler\(\[backend\]\), not {wrong!r}$"):
+            gs.Scheduler(wrong)
 
 
 @pytest.mark.parametrize("config", ["c1", "c4"])
