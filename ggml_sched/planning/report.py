@@ -126,9 +126,7 @@ def _placed(plan: Plan, i: int) -> str:
                 position = split.start + next(p for p, node in enumerate(split.nodes) if node is t)
                 where = f"computed on {split.backend.name}, in split {k} as node {position}"
     rule = data.rule(i)
-    why = data.reason(i)
-    if plan.assigned_by is not None:
-        why = why.replace("the caller assigned it (set_tensor_backend)", f"{plan.assigned_by} assigned it")
+    why = data.reason(i, plan.assigned_by)
     near = _neighbours(plan, i, rule)
     return f"{where}, because {why}{': ' if near else ''}{_some(plan, near)}"
 

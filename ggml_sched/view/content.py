@@ -85,7 +85,7 @@ class Content:
             "role": roles,
             "root": [data.root(i) if data.memory_index(i) >= 0 else -1 for i in range(count)],
             "inplace": [i for i in range(count) if data.is_inplace(i)],
-            "why": [word(data.reason(i)) if i < data.n_tensors else -1 for i in range(count)],
+            "why": [word(data.reason(i, plan.assigned_by)) if i < data.n_tensors else -1 for i in range(count)],
             "held": [i for i, found in enumerate(held) if found],
             "output": [i for i, t in enumerate(tensors) if "output" in graph.flags_of(t)],
             "sources": [list(data.sources(i)) if i < data.n_tensors and tensors[i].op != "NONE" else

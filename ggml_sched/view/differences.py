@@ -178,7 +178,8 @@ def _placed(plan: Plan, other: Plan, pairs: Sequence[tuple[int, int]]) -> Iterat
         yield Difference("backend", _listed(plan, [i for i, _ in those]), one, two, tuple(those))
     for those in sorted(ruled.values(), key=lambda those: -len(those)):
         i, k = those[0]
-        yield Difference("rule", _listed(plan, [i for i, _ in those]), plan.data.reason(i), other.data.reason(k),
+        yield Difference("rule", _listed(plan, [i for i, _ in those]), plan.data.reason(i, plan.assigned_by),
+                         other.data.reason(k, other.assigned_by),
                          tuple(those))
 
 

@@ -1,5 +1,7 @@
 """Differences of two plans: none between equal ones; sizes, copies, backends, rules and shared memory of others."""
 
+from dataclasses import replace
+
 import pytest
 from shown_plans import recorded, refused, small
 
@@ -87,6 +89,8 @@ def test_a_rule_that_changed_is_named_where_the_backend_did_not():
         other = scheduler.plan(plan.graph)
     (entry,) = plan.differences(other)
     assert (entry.kind, entry.what, entry.other) == ("rule", "ffn_up-0", "the caller assigned it (set_tensor_backend)")
+    (entry,) = plan.differences(replace(other, assigned_by="the placement"))
+    assert entry.other == "the placement assigned it"
 
 
 def test_misuse():

@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 import zlib
+from dataclasses import replace
 from html import escape
 
 import pytest
@@ -51,6 +52,16 @@ def test_the_data_of_a_page_are_those_of_the_plan():
     assert [split[3] for split in shown["splits"]] == [len(split) for split in plan.splits]
     assert [(c[1], columns["name"][c[3]]) for c in shown["copies"]] == [
         (plan.backends.index(copy.backend), copy.name) for copy in plan.copies]
+
+
+def test_a_page_says_what_assigned_backends():
+    ctx = gs.Context()
+    out = ctx.silu(ctx.tensor("f32", (4,), "x", input=True))
+    with gs.Scheduler([gs.DryBackend("GPU"), gs.DryBackend("CPU")]) as scheduler:
+        scheduler.set_tensor_backend(out, scheduler.backends[1])
+        plan = replace(scheduler.plan(gs.Graph(out)), assigned_by="llama.cpp")
+    (tab,) = data_of(page([Shown("", plan)]))["tabs"]
+    assert "llama.cpp assigned it" in tab["plans"][0]["words"]
 
 
 def test_only_nodes_that_fell_back_are_said_to_have():

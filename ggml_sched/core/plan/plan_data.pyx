@@ -305,9 +305,12 @@ cdef class PlanData:
         self.check(i)
         return ints_tuple(self.c.src + self.c.src_begin[i], self.c.src_begin[i + 1] - self.c.src_begin[i])
 
-    def reason(self, int32_t i):
-        """The reason for the backend of graph tensor i, as text."""
+    def reason(self, int32_t i, str assigned_by=None):
+        """The reason for the backend of graph tensor i, as text; `assigned_by`: what assigned backends, if not the
+        caller."""
         self.check(i)
+        if assigned_by is not None and i < self.c.n_tensors and self.c.reason[i] in _ASSIGNED:
+            return f"{assigned_by} assigned it{_ASSIGNED[self.c.reason[i]]}"
         return _REASONS[self.c.reason[i]] if i < self.c.n_tensors else "a copy"
 
     def rule(self, int32_t i):

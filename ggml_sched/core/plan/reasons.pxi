@@ -2,9 +2,14 @@
 #
 # Every pass that assigns a backend also writes a reason; `Plan.explain` makes sentences of them.
 
+_ASSIGNED = {
+    GS_REASON_USER: "",
+    GS_REASON_USER_UNSUPPORTED: " to a backend that does not support the op; this is the best that does",
+}
+"""How the sentences of reasons go on that begin with who assigned the backend."""
+
 _REASONS = {
     GS_REASON_NOTHING: "no node of the graph uses it, so it has no memory",
-    GS_REASON_USER: "the caller assigned it (set_tensor_backend)",
     GS_REASON_RESIDENT: "its memory is there already, and memory does not move",
     GS_REASON_WEIGHT: "a source that was allocated before planning (a weight or cache) is there",
     GS_REASON_SOURCE: "the best backend among its sources, by rank and size",
@@ -18,8 +23,7 @@ _REASONS = {
     GS_REASON_UPGRADE: "a better backend that reads the same memory supports it",
     GS_REASON_MOST_INPUTS: "most of its sources are there",
     GS_REASON_BOUNDARY: "a split boundary was moved to where fewer bytes cross",
-    GS_REASON_USER_UNSUPPORTED: "the caller assigned it (set_tensor_backend) to a backend that does not support the op; "
-                                "this is the best that does",
+    **{code: f"the caller assigned it (set_tensor_backend){rest}" for code, rest in _ASSIGNED.items()},
 }
 
 
