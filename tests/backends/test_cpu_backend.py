@@ -611,6 +611,28 @@ def test_host_work_counts_the_copies_of_sources_that_overlap_the_result(ctx):
         assert backend.host_work_held == work
 
 
+def test_host_work_counts_elements_that_share_memory(ctx):
+    """The oracle copies rows that a view repeats: they take as much as rows that each have memory of their own."""
+    n = 1024
+    row, half, query = ctx.tensor("f32", (n,)), ctx.tensor("f16", (n,)), ctx.tensor("f32", (64, 1, 4))
+    rows, keys = ctx.view_2d(row, n, n, 0), ctx.view_3d(half, 64, 4096, 4, 0, 0)
+    blocks = ctx.view_3d(ctx.tensor("q4_0", (n,)), n, 1, n, n // 32 * 18, 0)
+    nodes = [ctx.sum(rows), ctx.sum_rows(rows), ctx.mean(rows), ctx.argmax(rows), ctx.top_k(rows, 1),
+             ctx.mul_mat(ctx.tensor("f32", (n, 1)), rows), ctx.mul_mat(blocks, ctx.view_3d(row, n, 1, n, 4 * n, 0)),
+             ctx.flash_attn_ext(query, keys, keys)]
+    with gs.CpuBackend(1, kernels="numpy") as backend, backend.alloc_tensors(ctx, usage="any"):
+        for node in nodes:
+            graph = gs.Graph(node)
+            backend.graph_compute(graph)
+            tracemalloc.start()
+            backend.graph_compute(graph)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert backend.host_work(graph.nodes) >= peak > 1 << 20, node
+        endless = ctx.view_4d(row, n, 1 << 20, 1 << 20, 1 << 10, 0, 0, 0)
+        assert backend.host_work((ctx.sum(endless),)) == 1 << 62
+
+
 def test_host_work_counts_what_the_oracle_takes(ctx):
     """Of a node that only it computes, and of every node of a backend without compiled kernels."""
     w, x = ctx.tensor("q4_0", (1024, 1024)), ctx.tensor("f32", (1024, 8))

@@ -14,8 +14,8 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_UNSUPPORTED_OP, gs_checked_add,
-    gs_checked_mul, gs_node, gs_op_family,
+    GS_MAX_DIMS, GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_UNSUPPORTED_OP,
+    gs_checked_add, gs_checked_mul, gs_layout, gs_node, gs_op_family, gs_traits_of_type, gs_type_traits,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
@@ -23,6 +23,7 @@ from ggml_sched.errors import BackendError, Error, OutOfMemory
 from ggml_sched.graph.hostdata import MAX_SHARED, endless
 
 cdef int64_t SHARED = MAX_SHARED
+cdef int64_t MOST_WORK = 1 << 62        # bytes: a larger bound is not told from this one
 
 
 # What CallList knows of a tensor, as bits: whether it was checked, and what kernels may do with its memory.
@@ -72,6 +73,17 @@ cdef enum:
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
+cdef object dense_nbytes(const gs_layout *a):
+    """The bytes of a tensor's elements side by side, as the oracle copies them; more than `nbytes` where elements of a
+    view share memory."""
+    cdef gs_type_traits traits = gs_traits_of_type(a.type)
+    cdef object n = 1
+    cdef int i
+    for i in range(GS_MAX_DIMS):
+        n = n * a.ne[i]
+    return max(n // traits.block_size * traits.type_size, a.nbytes)
+
+
 def work_of(nodes, int32_t n_threads, bint compiled):
     """An upper bound, in bytes, of the memory that computing these nodes takes, in one run or several: the work memory
     of the compiled calls or, for a node without compiled kernel and without `compiled` for all, the oracle's arrays;
@@ -87,6 +99,7 @@ def work_of(nodes, int32_t n_threads, bint compiled):
     cdef int64_t most = 0, size
     cdef Py_ssize_t i
     cdef int k
+    cdef object arrays          # bytes; an int of any size
     if made == NULL:
         raise OutOfMemory("no host memory to count work memory", "", 0)
     memset(&calls, 0, sizeof(calls))
@@ -109,14 +122,14 @@ def work_of(nodes, int32_t n_threads, bint compiled):
             gs_forget_tables(&tables, node)
             continue
         memset(&tables, 0, sizeof(tables))      # the calls after this node are another stretch
-        size = node.layout.nbytes
+        arrays = node.layout.nbytes
         for k in range(node.n_src):
             if node.src[k] != NULL:
-                size += node.src[k].layout.nbytes
+                arrays += dense_nbytes(&node.src[k].layout)
         if node.op == GS_OP_FLASH_ATTN_EXT:     # scores, of which no source's bytes are a measure
-            size += node.src[0].layout.ne[1] * node.src[0].layout.ne[2] * node.src[0].layout.ne[3] * (
+            arrays += node.src[0].layout.ne[1] * node.src[0].layout.ne[2] * node.src[0].layout.ne[3] * (
                 node.src[1].layout.ne[1])
-        most = max(most, size * NUMPY_WORK)
+        most = max(most, min(arrays * NUMPY_WORK, MOST_WORK))
     size = calls.tables + calls.shared + calls.scratch * n_threads
     most = max(most, size) + calls.copied
     gs_free_calls(&calls)
