@@ -9,7 +9,6 @@ llama.cpp's llama_vocab::impl (token_to_id, bpe_ranks) and to its llm_tokenizer_
 
 cimport cython
 from cpython.buffer cimport PyBuffer_Release
-from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -18,7 +17,6 @@ from libc.string cimport memcmp, memcpy
 from ggml_sched.llama._arrays cimport take
 
 import os
-from array import array
 
 cdef enum:
     LENGTH = 8          # bytes in which GGUF stores a string's length, before its text
@@ -162,31 +160,6 @@ def find_strings(memory, uint64_t pos, starts):
     return strings.n, pos
 
 
-def pack_strings(memory, starts):
-    """Copy the strings that `find_strings` found, without the rest of the file: (bytes, where each string begins)."""
-    cdef _Strings strings = _Strings(memory, starts)
-    cdef uint64_t total = 0, at, n
-    cdef Py_ssize_t i
-    cdef int k
-    begins = array("Q", [0]) * strings.n
-    cdef _Strings packed = _Strings(b"", begins, True)
-    cdef uint64_t *places = packed.begins
-    for i in range(strings.n):
-        at = strings.begins[i]
-        if at > strings.size or strings.size - at < LENGTH:
-            raise ValueError(f"string {i} does not lie inside {strings.size} bytes")
-        places[i] = total
-        total += LENGTH + length_inside(strings.data, strings.size, at)
-    cdef bytes made = PyBytes_FromStringAndSize(NULL, total)
-    cdef uint8_t *out = <uint8_t *><char *>made
-    for i in range(strings.n):
-        n = (places[i + 1] if i + 1 < strings.n else total) - places[i] - LENGTH
-        for k in range(LENGTH):
-            out[places[i] + k] = n >> 8 * k & 0xff
-        memcpy(out + places[i] + LENGTH, strings.data + strings.begins[i] + LENGTH, n)
-    return made, begins
-
-
 # -- the table of strings ---------------------------------------------------------------------------------------------
 
 
@@ -276,7 +249,7 @@ cdef class StringTable:
             at = (at + 1) & self.mask
 
     def __reduce__(self):
-        return StringTable, pack_strings(self.strings.memory, self.strings.starts)
+        return StringTable, (bytes(self.strings.memory), self.strings.starts)
 
     def __len__(self):
         return self.n
