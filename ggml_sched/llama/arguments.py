@@ -16,5 +16,6 @@ def count(name: str, value: int, low: int = 0, high: int | None = None) -> int:
     except TypeError:
         raise TypeError(f"{name} is an int, not {type(value).__name__}") from None
     if number < low or high is not None and number > high:
-        raise ValueError(f"{name} is {shown(number)}, not at least {low}" + ("" if high is None else f" and at most {high}"))
+        most = "" if high is None else f" and at most {high}"
+        raise ValueError(f"{name} is {shown(number)}, not at least {low}{most}")
     return number

@@ -120,8 +120,8 @@ class Sampler:
         return token
 
     def adjusted(self, logits: np.ndarray) -> np.ndarray:
-        """Logits after bias and penalties, stages 1 and 2; the argument itself where there are none.  SamplingError where
-        these make a logit infinite."""
+        """Logits after bias and penalties, stages 1 and 2; the argument itself where there are none.  SamplingError
+        where these make a logit infinite."""
         logits = _row(logits)
         if not len(self._bias_ids) and not (self._penalises and self._history):
             return logits

@@ -157,7 +157,8 @@ def test_a_mode_or_an_order_without_a_hash_is_answered_as_others_are():
 
 
 @pytest.mark.parametrize(("given", "says"), [
-    ((0, 1, 0), "0.0 to 1.0 by 0.0 is not a finite progression"), ((0, 1, np.inf), "by inf is not a finite progression"),
+    ((0, 1, 0), "0.0 to 1.0 by 0.0 is not a finite progression"),
+    ((0, 1, np.inf), "by inf is not a finite progression"),
     ((0, 1, 1e-300), r"0.0 to 1.0 by 1e-300 has 1e\+300 elements"), ((0, 1e30, 1), r"has 1e\+30 elements"),
     ((0, 1e-300, 1e-301), "step = 1e-301 is 0 in float32")])
 def test_an_arange_that_never_ends_is_answered_in_few_characters(given, says):
