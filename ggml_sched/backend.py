@@ -392,11 +392,10 @@ class Backend(BackendBase):
         view = memoryview(cast("Any", data)).cast("B")
         self._check_range(tensor, offset, len(view))
         if len(view):
-            tensor.touch()
             failures = self.failed[0]
+            tensor.touch()
             self.set_tensor_async(tensor, view, offset)
-            self.synchronize()
-            self._check_failures(failures, "write to", tensor)
+            wait_since(self, failures)
 
     def get_tensor(self, tensor: Tensor, out: Bytes, offset: int = 0) -> None:
         """Fill `out`, a writable buffer, with bytes of a tensor from `offset` on; complete on return.  PlacementError
@@ -406,21 +405,13 @@ class Backend(BackendBase):
         if len(view):
             failures = self.failed[0]
             self.get_tensor_async(tensor, view, offset)
-            self.synchronize()
-            self._check_failures(failures, "read", tensor)
-
-    def _check_failures(self, before: int, what: str, tensor: Tensor) -> None:
-        """BackendError if queued work has failed since there were `before` failures: what was queued after it was
-        dropped, and another thread has got the exception."""
-        if self.failed[0] != before:
-            raise BackendError(f"backend {self.name!r} did not {what} {label(tensor)}: queued work of another caller "
-                               f"has failed: {self.failed[1]}")
+            wait_since(self, failures)
 
     def note_failure(self, error: BaseException) -> None:
         """Record in `failed` that a wait for queued work is about to raise the work's error.
 
         Only one caller gets that exception; others with queued work see from `failed` that their results are not valid.
-        So it is called before the error is forgotten: a thread that finds none must find the failure.
+        `synchronize` takes the error and calls this under one lock: a wait that finds the error gone finds it counted.
         """
         self.failed = (self.failed[0] + 1, str(error))
 
@@ -607,12 +598,13 @@ def tensor_copy(src: Tensor, dst: Tensor) -> None:
     if src.nbytes == 0:
         return
     there, here = src.backend, dst.backend
+    failures = here.failed[0], there.failed[0]
     dst.touch()
     try:
         if here.cpy_tensor_from(src, dst):
-            here.synchronize()
+            wait_since(here, failures[0])
         elif there.cpy_tensor_to(src, dst):
-            there.synchronize()
+            wait_since(there, failures[1])
         else:
             here.set_tensor(dst, staged(src, dst))
     except BaseException as error:
@@ -707,6 +699,22 @@ def wait_for(backend: Backend) -> None:
         if not getattr(error, "__notes__", None):
             error.add_note(f"backend {backend.name!r} raised this for work that was queued before")
         raise
+
+
+def wait_since(backend: Backend, failures: int) -> None:
+    """`backend.synchronize()` after work was queued; raises as `check_failures`."""
+    backend.synchronize()
+    if backend.failed[0] != failures:
+        check_failures(backend, failures)
+
+
+def check_failures(backend: Backend, failures: int) -> None:
+    """BackendError if `backend.failed[0]` is no longer `failures`, its value before work was queued: the work may have
+    been dropped after a failure whose exception another thread got."""
+    n, why = backend.failed
+    if n != failures:
+        raise BackendError(f"backend {backend.name!r}: queued work of another thread failed, and what was queued after "
+                           f"it may have been dropped: {why}")
 
 
 def checked_bytes(backend: str, what: str, value: int | None) -> int | None:

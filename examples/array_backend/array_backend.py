@@ -115,6 +115,7 @@ class QueuedBackend(BoundedBackend):
         super().__init__(name, memory)
         self.tasks = queue.SimpleQueue()
         self.error = None
+        self.taking = threading.Lock()
         self.thread = threading.Thread(target=self.work, name=f"queue of {name}", daemon=True)
         self.thread.start()
 
@@ -137,11 +138,11 @@ class QueuedBackend(BoundedBackend):
         event = self.event_new()
         self.event_record(event)
         self.event_synchronize(event)
-        error = self.error
-        if error is not None:
-            self.note_failure(error)    # before the error is forgotten
-            self.error = None
-            raise error
+        with self.taking:  # another thread that finds the error gone must find it counted
+            error, self.error = self.error, None
+            if error is not None:
+                self.note_failure(error)
+                raise error
 
     def set_tensor_async(self, tensor, data, offset=0):
         # The address and the data are taken now: the tensor may have another address when the task runs.

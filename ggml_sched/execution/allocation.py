@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from ggml_sched._core import PlanData, bind_plan, needed_of, new_lease, rewired, stand_in, written_leafs
 from ggml_sched._graph import Graph, Lease, Tensor, computed, label
-from ggml_sched.backend import Backend, Buffer
-from ggml_sched.errors import BackendError, GraphError, HazardError, each
+from ggml_sched.backend import Backend, Buffer, check_failures
+from ggml_sched.errors import GraphError, HazardError, each
 from ggml_sched.execution._steps import (
     BoundCopy,
     BoundExperts,
@@ -200,6 +200,11 @@ class Allocation:
         return not self.program.awaited or complete_at_once(self.backends)
 
     @cached_property
+    def _queueing(self) -> tuple[Backend, ...]:
+        """The backends that may not be done when a call returns."""
+        return tuple(backend for backend in self.backends if not complete_at_once((backend,)))
+
+    @cached_property
     def _copies(self) -> tuple[tuple[int, int], ...]:
         """`data.copies`, made once: the property makes a new tuple on each access."""
         return self.data.copies
@@ -255,8 +260,8 @@ class Allocation:
         """
         steps = self._next_steps(zero)
         recording = None if trace is None else trace.begin(self, len(steps))
-        epoch = None if wait and not self._has_queues else pipeline.failure_epoch()
-        self._failure_epoch = None if wait else epoch
+        self._failure_epoch = None if wait else pipeline.failure_epoch()
+        failures = [backend.failed[0] for backend in self._queueing] if self._queueing else None
         observer = None if callback is None else Observer(callback, ask)
         is_straight = observer is None and self._is_ordered and (trace is None or not trace.waits_after_steps)
         keep_alive: KeepAlive = []
@@ -276,12 +281,7 @@ class Allocation:
             self.is_running = False
         self._finish(observer)
         if wait:
-            self._wait(None if is_straight else pipeline)
-            if epoch is not None and pipeline.failure_epoch() != epoch:
-                # Another thread has got the exception of queued work, after which a backend drops what is queued.
-                why = pipeline.last_failure
-                self.forget(why)
-                raise BackendError(f"queued work of another caller has failed, and this compute with it: {why}")
+            self._wait(None if is_straight else pipeline, failures)
         else:
             self._defer(pipeline, keep_alive)
         if recording is not None:
@@ -335,11 +335,6 @@ class Allocation:
         return self._n_done == len(self.nodes) or self._positions[node] < self._n_done
 
     @cached_property
-    def _has_queues(self) -> bool:
-        """Whether a backend may drop queued work of this compute after a failure that another thread gets."""
-        return any(backend.asynchronous for backend in self.backends)
-
-    @cached_property
     def _positions(self) -> dict[Tensor, int]:
         return {node: k for k, node in enumerate(self.nodes)}
 
@@ -380,16 +375,23 @@ class Allocation:
         self._n_done, self.failure = n_done, ""
         note_written(self._written, n_done)
 
-    def _wait(self, pipeline: Pipeline | None) -> None:
-        """Wait for every backend and raise the first error; `pipeline` is None if `run_in_order` issued the steps."""
+    def _wait(self, pipeline: Pipeline | None, failures: list[int] | None) -> None:
+        """Wait for every backend and raise the first error; `pipeline` is None if `run_in_order` issued the steps.
+
+        `failures`: how many failures each of `_queueing` had before the steps; None if there are no such backends.
+        BackendError if one of them has more, because another thread has got the exception.
+        """
         try:
             if pipeline is None:
                 synchronize(self.backends)
-                return
-            pipeline.drain()
-            error = pipeline.take_error()
-            if error is not None:
-                raise error
+            else:
+                pipeline.drain()
+                error = pipeline.take_error()
+                if error is not None:
+                    raise error
+            if failures is not None:
+                for backend, before in zip(self._queueing, failures, strict=True):
+                    check_failures(backend, before)
         except BaseException as error:
             self.forget(str(error))
             raise

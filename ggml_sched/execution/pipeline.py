@@ -343,8 +343,8 @@ class Pipeline:
         if failures != self._failures_seen:
             self._last_failure = next(backend.failed[1] for backend, now, then in
                             zip(self.backends, failures, self._failures_seen, strict=True) if now != then)
+            self._failure_epoch += 1        # before the failures count as seen: another thread may call this, too
             self._failures_seen = failures
-            self._failure_epoch += 1
         return self._failure_epoch
 
     @property

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ggml_sched._graph import Context, Tensor, Type, bind_resident
-from ggml_sched.backend import Backend, Buffer
+from ggml_sched.backend import Backend, Buffer, wait_since
 from ggml_sched.errors import FileFormatError
 from ggml_sched.llama.defaults import PlaceFunction
 from ggml_sched.llama.gguf import GGUFFile, TensorInfo
@@ -320,6 +320,7 @@ def _read_ahead(file: GGUFFile, pairs: Pairs, report: _Report) -> None:
 def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: _Report) -> Buffer:
     """Allocate a buffer for the tensors of `ctx` that have no address, and copy them from the file."""
     buffer = backend.alloc_tensors(ctx)
+    failures = backend.failed[0]
     load_from_file: Callable[[Tensor, str, int, np.ndarray], bool] | None = getattr(backend, "load_from_file", None)
     try:
         for tensor, info in pairs:
@@ -336,7 +337,7 @@ def _copy(backend: Backend, file: GGUFFile, ctx: Context, pairs: Pairs, report: 
                     backend.set_tensor(tensor, piece, start)
                 part.forget(info.offset + start, info.offset + start + piece.nbytes)
                 report.add(piece.nbytes)
-        backend.synchronize()
+        wait_since(backend, failures)
     except BaseException:
         buffer.close()
         raise

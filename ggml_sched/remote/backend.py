@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple, cast
 
 from ggml_sched._graph import Graph, Tensor, label
-from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes
+from ggml_sched.backend import Backend, Buffer, Event, GraphView, dense_bytes, note_nodes, wait_since
 from ggml_sched.errors import BackendLost, OutOfMemory, PlacementError
 from ggml_sched.planning.envelopes import FETCHED, PIECE
 from ggml_sched.remote.answers import ask_ahead, asked
@@ -47,18 +47,21 @@ class RemoteBuffer(Buffer):
 
     def write(self, offset: int, data: memoryview) -> None:
         backend = cast("RemoteBackend", self.backend)
+        failures = backend.failed[0]
         backend.put_bytes(self._bytes(), offset, data)
-        backend.synchronize()
+        wait_since(backend, failures)
 
     def read(self, offset: int, out: memoryview) -> None:
         backend = cast("RemoteBackend", self.backend)
+        failures = backend.failed[0]
         backend.take_bytes(self._bytes(), offset, out)
-        backend.synchronize()
+        wait_since(backend, failures)
 
     def clear(self, value: int = 0) -> None:
         backend = cast("RemoteBackend", self.backend)
+        failures = backend.failed[0]
         backend.put("clear", self.number, self.checked_byte(value))
-        backend.synchronize()
+        wait_since(backend, failures)
 
     def init_tensor(self, tensor: Tensor) -> None:
         backend = cast("RemoteBackend", self.backend)

@@ -128,6 +128,7 @@ class DeferredBackend(CpuBackend):
         self.copies = copies
         self.queue: deque[Task] = deque()
         self.error: BaseException | None = None
+        self.taking: ForkLock = ForkLock()
         queues.add(self)
 
     # -- the queue ---------------------------------------------------------------
@@ -158,11 +159,11 @@ class DeferredBackend(CpuBackend):
 
     def synchronize(self) -> None:
         self.queues.run_until(lambda: not self.queue)
-        error = self.error
-        if error is not None:
-            self.note_failure(error)
-            self.error = None
-            raise error
+        with self.taking:       # a wait of another thread that finds the error gone finds it counted
+            error, self.error = self.error, None
+            if error is not None:
+                self.note_failure(error)
+                raise error
 
     def event_new(self) -> DeferredEvent:
         return DeferredEvent(self)

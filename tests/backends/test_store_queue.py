@@ -103,6 +103,27 @@ def test_a_failed_read_lets_marks_pass_and_what_follows_is_skipped_until_its_err
     assert queue.synchronize() is None and ran == ["read"]
 
 
+def test_a_wait_that_finds_no_error_any_more_returns_after_it_was_noted(queue):
+    noting, go, noted, seen = threading.Event(), threading.Event(), [], []
+
+    def note(error):
+        noting.set()
+        assert go.wait(SECONDS)
+        noted.append(error)
+
+    queue.put(lambda: 1 / 0)
+    threads = [threading.Thread(target=queue.synchronize, args=(note,)),
+               threading.Thread(target=lambda: seen.append((queue.synchronize(), len(noted))))]
+    threads[0].start()
+    assert noting.wait(SECONDS)
+    threads[1].start()
+    threads[1].join(0.05)
+    go.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert seen == [(None, 1)]
+
+
 def test_closing_waits_for_the_reads_that_run_and_skips_the_rest(queue):
     first, second, ran = Gate(), Gate(), []
     queue.put_reads([first, second, lambda: ran.append(1)])

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -139,6 +139,89 @@ def test_an_error_raised_by_another_call_leaves_no_results_either(monkeypatch):
             for leave in (False, True):
                 sched.compute(chain.graph, wait=leave)
                 chain.check(1)
+
+
+class Overtaken(DeferredBackend):
+    """Another thread waits at the same time as the caller's, and gets the exceptions of queued work."""
+
+    def synchronize(self):
+        with suppress(gs.BackendError):
+            super().synchronize()
+
+
+def test_a_compute_whose_steps_were_dropped_raises_though_another_thread_got_the_exception(monkeypatch):
+    with Overtaken("A", DeferredQueues(0)) as late, gs.CpuBackend(1) as cpu:
+        for backends in ([late], [late, cpu]):
+            with gs.Scheduler(backends) as sched, gs.Scheduler([late]) as other:
+                chain, another = chain_on(sched, late, backends[-1]), chain_on(other, late, late)
+                chain.set(1)
+                another.set(2)
+                sched.compute(chain.graph)
+                for callback in (None, lambda node: True):
+                    chain.set(3)
+                    with broken_kernels(monkeypatch):
+                        other.compute(another.graph, wait=False)
+                        while late.is_ready:
+                            late.run_next()
+                    with pytest.raises(gs.BackendError, match="'A'.*another thread failed.*dropped: broken"):
+                        sched.compute(chain.graph, callback)
+                    with pytest.raises(gs.HazardError, match="not been computed.*another thread.*broken"):
+                        chain.out.numpy()
+                    sched.compute(chain.graph, callback)
+                    chain.check(3)
+
+
+@pytest.mark.parametrize("call", ["set", "get", "copy here", "copy there"])
+def test_a_transfer_that_was_dropped_raises_though_another_thread_got_the_exception(call, monkeypatch):
+    world = DeferredQueues(0)
+    with (Overtaken("A", world) as late, DeferredBackend("B", world, copies=False) as beside,
+          gs.Scheduler([late]) as other):
+        x, y = resident(late, "x", np.zeros(8, np.float32)), resident(beside, "y", np.zeros(8, np.float32))
+        monkeypatch.setattr(late, "cpy_tensor_to", late.queue_copy)
+        transfer = {"set": lambda: late.set_tensor(x, np.ones(8, np.float32)),
+                    "get": lambda: late.get_tensor(x, bytearray(32)),
+                    "copy here": lambda: gs.tensor_copy(y, x), "copy there": lambda: gs.tensor_copy(x, y)}[call]
+        chain = chain_on(other, late, late)
+        chain.set(1)
+        with broken_kernels(monkeypatch):
+            other.compute(chain.graph, wait=False)
+            with pytest.raises(gs.BackendError, match="'A'.*another thread failed.*dropped: broken"):
+                transfer()
+        transfer()
+
+
+def test_a_wait_that_finds_no_error_any_more_finds_it_counted(monkeypatch):
+    with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched:
+        chain = chain_on(sched, late, late)
+        chain.set(1)
+        noting, go, failed = threading.Event(), threading.Event(), []
+
+        def note(error):
+            noting.set()
+            assert go.wait(PATIENCE)
+            DeferredBackend.note_failure(late, error)
+
+        monkeypatch.setattr(late, "note_failure", note)
+
+        def first():
+            with suppress(gs.BackendError):
+                late.synchronize()
+
+        def second():
+            late.synchronize()
+            failed.append(late.failed[0])
+
+        with broken_kernels(monkeypatch):
+            sched.compute(chain.graph, wait=False)
+            threads = [threading.Thread(target=first), threading.Thread(target=second)]
+            threads[0].start()
+            assert noting.wait(PATIENCE)
+            threads[1].start()
+            threads[1].join(0.05)
+            go.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        assert failed == [1]
 
 
 def test_taking_turns_raises_what_went_wrong_before_anything_else_is_computed(monkeypatch):

@@ -138,6 +138,22 @@ def test_what_progress_raises_ends_the_load_and_nothing_is_held(use_mmap):
         assert backend.used == 0
 
 
+def test_weights_that_were_dropped_raise_though_another_thread_got_the_exception():
+    class Overtaken(gs.DryBackend):
+        takes_at_once = True
+
+        def set_tensor_async(self, tensor, data, offset=0):
+            pass
+
+        def synchronize(self):
+            self.note_failure(gs.BackendError("broken"))
+
+    with Overtaken("A") as backend, open_gguf(MODEL) as file:
+        with pytest.raises(gs.BackendError, match="'A'.*another thread failed.*dropped: broken"):
+            load_weights(file, specs_of(MODEL), lambda name, layer: backend)
+        assert backend.used == 0
+
+
 def test_a_file_that_was_cut_while_it_loads_is_an_error(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(MODEL)

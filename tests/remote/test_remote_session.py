@@ -42,6 +42,24 @@ def test_sizes_and_offsets_may_be_numbers_of_numpy():
             assert out == b"x"
 
 
+@pytest.mark.parametrize("call", ["write", "read", "clear"])
+def test_what_was_dropped_raises_though_another_thread_got_the_exception(call, monkeypatch):
+    with simulated(1) as cluster:
+        backend = cluster.backends[0]
+
+        def synchronize():
+            cluster.session.wait()
+            cluster.session.take_error()    # by another thread
+
+        with backend.alloc_buffer(64) as buffer, monkeypatch.context() as patch:
+            patch.setattr(backend, "synchronize", synchronize)
+            arguments = {"write": (0, memoryview(b"x")), "read": (0, memoryview(bytearray(1))), "clear": (1,)}[call]
+            backend.put("clear", 12345, 1)
+            with pytest.raises(gs.BackendError, match="another thread failed.*may have been dropped"):
+                getattr(buffer, call)(*arguments)
+            getattr(buffer, call)(*arguments)
+
+
 def test_an_interrupt_while_a_message_is_made_loses_nothing(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -104,6 +104,8 @@ class StoreQueue:
         self._reads = _Reads()
         self._seconds_before = 0.0
         self._error: BaseException | None = None
+        self._taking = ForkLock()
+        """Held where an exception is taken and noted."""
 
     def put(self, task: Task) -> None:
         """Queue a task; BackendError once the queue is closed, and if the host starts no thread."""
@@ -142,14 +144,17 @@ class StoreQueue:
             finally:
                 self.stalled += time.perf_counter() - began
 
-    def synchronize(self, note: Callable[[BaseException], object] | None = None) -> BaseException | None:
-        """Wait until every task was executed or skipped; returns the exception of a task, once, after `note` of it."""
+    def synchronize(self, note: Callable[[BaseException], None] | None = None) -> BaseException | None:
+        """Wait until every task was executed or skipped; returns the exception of a task, once.
+
+        `note` is called with it before any other call returns, so that what the other call has queued is not taken for
+        done when it was skipped.
+        """
         self.mark().latch.wait()
-        error = self._error
-        if error is not None:
-            if note is not None:
+        with self._taking:
+            error, self._error = self._error, None
+            if error is not None and note is not None:
                 note(error)
-            self._error = None
         return error
 
     @property
