@@ -180,10 +180,12 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
             undo.callback(runner.close)
             metadata = file.metadata
         n_ctx, n_batch = runner.cache.n_ctx, runner.n_batch
+        hosts = [backend for backend in backends if backend.is_host] if fit is None else backends[-1:]
         again = None if hasattr(path, "read") else partial(
             _load_again, path, n_ctx=n_ctx, n_batch=n_batch, policy=policy, kv_type=kv_type, n_seq=n_seq, flash=flash,
-            use_mmap=use_mmap, huge_pages=huge_pages, interleave=interleave, memory=memory, arenas=arenas,
-            experts=experts)
+            use_mmap=use_mmap, huge_pages=huge_pages, interleave=interleave,
+            memory=memory if fit is None else limits or None, host=hosts[0] if len(hosts) == 1 else None,
+            arenas=arenas, experts=experts)
         model = Model(runner, backends, owned, n_batch, n_seq, metadata, again)
         undo.pop_all()
         return model
@@ -265,9 +267,15 @@ def _cache_of(arch: architectures.Architecture, hparams: Hparams, weights: Weigh
     return KVCache(hparams, n_ctx, at, kv_type, n_states, has_memory=has_memory)
 
 
-def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None, **settings: Any) -> Model:
+def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | None = None,
+                host: Backend | None = None, **settings: Any) -> Model:
+    """Load on other backends, which keep their own limits.  Where none of them has one, the limit of `host`, the only
+    backend over host memory before, is that of the only one now."""
     if isinstance(memory, Mapping):
-        memory = {backend: nbytes for backend, nbytes in memory.items() if backend in backends}
+        backends = checked_backends(backends, _BACKENDS)
+        hosts = [backend for backend in backends if backend.is_host]
+        kept = {backend: nbytes for backend, nbytes in memory.items() if backend in backends}
+        memory = {hosts[0]: memory[host]} if not kept and host in memory and len(hosts) == 1 else kept
     return load(path, backends, memory=memory, **settings)
 
 

@@ -352,6 +352,11 @@ class Model:
         """Load this model again on other backends, evaluate the tokens of its sequences there, and close this one.
         For when a backend is lost: `model.moved([b for b in model.backends if b.lost is None])`.
 
+        The arguments of `load` hold again, but for `place`: layers are spread evenly.  A limit of `memory` by backend
+        stays with its backend; of a `Fit` that fetches weights, the memory of its host is such a limit.  If no backend
+        with a limit is left, the limit of the only backend over host memory becomes that of the only one among
+        `backends`; other limits of backends that are gone do not hold any more.
+
         Raises ValueError if the model was read from a file object, which cannot be read again, and what `load` and
         `eval` raise; then this model stays as it is.  A model that has lost a backend is closed before the new one is
         loaded, to free memory of the other backends; if loading fails, `moved` may be called again.  So it may where

@@ -11,6 +11,9 @@ from small_llama import MAMBA, SMALL, TOKENS
 import ggml_sched as gs
 from ggml_sched import llama
 
+WIDE = llama.random_llama(7, n_vocab=120, n_embd=64, n_layer=6, n_head=4, n_ff=192)
+LIMIT = 700_000
+
 
 @pytest.fixture
 def own(monkeypatch):
@@ -94,6 +97,46 @@ def test_a_move_whose_old_model_fails_to_close_leaves_no_other_model_open(own, m
         with model.moved([other, *model.backends]) as moved:
             assert moved.n_past == len(TOKENS) and len(calls) == 1
         assert own[0].closed
+
+
+def limits(model):
+    return None if model.residency is None else model.residency.limits
+
+
+@pytest.mark.parametrize("how", ["bytes", "by backend", "fit"])
+def test_a_limit_of_the_only_host_moves_to_the_only_host_and_stays_with_a_backend_that_stays(tmp_path, how):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(WIDE)
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b, gs.CpuBackend(1, name="c") as c:
+        if how == "fit":
+            host = gs.Device("a", LIMIT, 20e9, 1e11, host=True, backend=a, fetch=gs.Link(1e9, 1e-4))
+            options = {"place": gs.fit(llama.model_graphs(path, 64, 16, backends=[a]), [host])}
+        else:
+            options = {"backends": [a], "n_ctx": 64, "n_batch": 16, "memory": LIMIT if how == "bytes" else {a: LIMIT}}
+        model = llama.load(path, **options)
+        fetched = model.residency.fetched
+        assert fetched
+        for to in (a, b, c):
+            model = model.moved([to])
+            assert limits(model) == {to.name: LIMIT} and model.residency.fetched == fetched
+            assert sum(on.total for on in model.memory().values()) <= LIMIT
+        if how == "bytes":
+            with pytest.raises(ValueError, match="2 backends over the host's"):
+                model.moved([a, b])
+        else:
+            model = model.moved([c, b])
+            assert limits(model) == {"c": LIMIT}
+            model = model.moved([a, b])
+            assert limits(model) is None
+        model.close()
+
+
+def test_a_limit_of_one_of_several_hosts_ends_with_it():
+    with gs.CpuBackend(1, name="a") as a, gs.CpuBackend(1, name="b") as b:
+        model = llama.load(WIDE, [a, b], n_ctx=64, n_batch=16, memory={a: LIMIT})
+        assert limits(model) == {"a": LIMIT}
+        with model.moved([b]) as moved:
+            assert limits(moved) is None
 
 
 @pytest.mark.parametrize("data", [SMALL, MAMBA], ids=["llama", "mamba"])
