@@ -49,6 +49,8 @@ def replace_file(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], part
     it names is replaced.  An OSError names `path`, also where another file could not be opened."""
     given = os.fspath(path)
     path = os.fsdecode(given)
+    if not path:            # as `open` raises it: the real path would be that of the folder
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
     descriptor = _descriptor(path)
     if descriptor is not None or os.path.exists(path) and not os.path.isfile(path):
         for stream in (sys.stdout, sys.stderr):

@@ -456,7 +456,9 @@ class Sequence:
     def restore(self, source: File) -> None:
         """Replace the sequence by a state that `save` wrote.
 
-        StateFormatError for a damaged file, or one of another model or cache type; ContextFull where it does not fit.
+        StateFormatError for a damaged file, or one of another cache type or of a model of other sizes; ContextFull
+        where it does not fit.  A state of a model of the same sizes with other weights is taken: its results mean
+        nothing.
         """
         i, held, runner, cells = self.index, self._tokens, self._store.runner, self._store.runner.cells
         with self._store.lock:

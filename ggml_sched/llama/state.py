@@ -4,8 +4,8 @@ Owns the format, below.  Invariants: a sequence is replaced only by a file that 
 rows of one layer are held at a time.
 Corresponds to llama.cpp's llama_state_seq_save_file and llama_state_seq_load_file.
 
-    magic, version, arch, type of the cache, fingerprint of sizes and weights, number of tokens, bytes of a row,
-    bytes of a recurrent state, CRC-32 of the rest; tokens (i32), for each layer rows of K and of V, state
+    magic, version, arch, type of the cache, fingerprint of hyperparameters and shapes, number of tokens, bytes of a
+    row, bytes of a recurrent state, CRC-32 of the rest; tokens (i32), for each layer rows of K and of V, state
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def save(target: File, runner: Runner, seq: int, ids: list[int]) -> None:
         crc = zlib.crc32(part, crc)
     parts = chain([HEAD.pack(MAGIC, VERSION, *_facts(runner), len(ids), *runner.sizes(), crc)], body())
     if not hasattr(target, "write"):
-        replace_file(target, parts)
+        replace_file(_path(target), parts)
         return
     for part in parts:
         write_all(cast("IO[bytes]", target), part)
@@ -71,12 +71,25 @@ class Saved(NamedTuple):
 @contextmanager
 def reading(source: File, runner: Runner) -> Iterator[Saved]:
     """Read a saved sequence.  StateFormatError, here or at the end of `Saved.states`, for an invalid file, or the file
-    of another model; ContextFull for more tokens than the cache has rows."""
+    of a model of other sizes; ContextFull for more tokens than the cache has rows."""
     if hasattr(source, "read"):
         yield _read(cast("IO[bytes]", source), "the saved sequence", runner, False)
         return
-    with open(source, "rb") as file:
-        yield _read(file, os.fspath(source), runner, True)
+    name = _path(source)
+    with open(name, "rb") as file:
+        yield _read(file, name, runner, True)
+
+
+def _path(given: File) -> str:
+    """A path; TypeError and ValueError, which say what is needed, for what is none, as the bytes of a state are."""
+    needed = "a saved sequence is given as a path or a binary file (bytes of one: io.BytesIO)"
+    try:
+        path: str = os.fspath(cast("str | os.PathLike[str]", given))
+    except TypeError:
+        raise TypeError(f"{needed}, not as {type(given).__name__}") from None
+    if ("\0" if isinstance(path, str) else b"\0") in path:
+        raise ValueError(f"{needed}: a path has no null byte")
+    return path
 
 
 def _facts(runner: Runner) -> tuple[bytes, bytes, bytes]:

@@ -231,6 +231,29 @@ def test_a_file_opened_as_text_is_refused_and_changes_nothing(load, tmp_path, en
         model.restore(os.fsencode(path))
 
 
+def test_what_is_no_path_and_no_file_is_refused_with_what_is_needed(load):
+    with load(SMALL, n_ctx=32) as model:
+        model.eval(TOKENS)
+        before = saved(model.sequence(0))
+        for call in (model.save, model.restore):
+            for wrong in (before, "a\0b"):
+                with pytest.raises(ValueError, match="a path or a binary file.*io.BytesIO.*no null byte"):
+                    call(wrong)
+            for wrong in (bytearray(before), None, 5):
+                with pytest.raises(TypeError, match=f"a path or a binary file.*not as {type(wrong).__name__}"):
+                    call(wrong)
+            with pytest.raises(FileNotFoundError, match="No such file or directory: ''"):
+                call("")
+        assert saved(model.sequence(0)) == before
+
+
+def test_a_state_is_bound_to_sizes_and_not_to_the_values_of_weights(load):
+    with load(random_llama(1, **SHAPES), n_ctx=32) as model, load(random_llama(2, **SHAPES), n_ctx=32) as other:
+        model.eval(TOKENS)
+        other.restore(io.BytesIO(saved(model.sequence(0))))
+        assert saved(other.sequence(0)) == saved(model.sequence(0))
+
+
 def test_a_save_that_fails_leaves_the_old_file(load, tmp_path, monkeypatch):
     path = tmp_path / "state"
     with load(SMALL, n_ctx=16) as model:
