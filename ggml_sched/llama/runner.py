@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ggml_sched.backend import Backend, overrides
+from ggml_sched.backend import Backend, check_failures, overrides
 from ggml_sched.errors import OutOfMemory, UnsupportedOp, each
 from ggml_sched.llama._cells import Cells
 from ggml_sched.llama.batch import Batch
@@ -224,6 +224,7 @@ class Runner:
         graph = self._each
         if graph is None or graph.shape.n_kv != n_kv or graph.shape.n_tokens != n:
             graph = self._each = self.graph(Shape(n, n_kv, n))
+        failures = None if self._waits else [backend.failed[0] for backend in self.scheduler.backends]
         with self.scheduler.lease():
             try:
                 self._compute_each(graph, tokens, positions, sequences, rows)
@@ -233,6 +234,11 @@ class Runner:
             output = graph.output
             if output is not None and not output.fetch(out):
                 output.backend.get_tensor(output, out)
+            if failures is not None:    # the compute was not waited for
+                if len(failures) > 1:
+                    self.scheduler.synchronize()    # raises what backends other than the output's have kept
+                for backend, before in zip(self.scheduler.backends, failures, strict=True):
+                    check_failures(backend, before)
 
     def _compute_each(self, graph: BatchGraph, tokens: list[int], positions: list[int], sequences: list[int],
                       rows: list[int]) -> None:

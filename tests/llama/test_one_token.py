@@ -3,6 +3,8 @@
 Both give the same bits, the same state and the same errors.
 """
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from devices import device
@@ -11,6 +13,7 @@ import ggml_sched as gs
 from ggml_sched.llama import ContextFull, load, random_llama
 from ggml_sched.llama.arch import ARCHITECTURES
 from ggml_sched.llama.synthetic import random_model
+from ggml_sched.testing.deferred import DeferredBackend, DeferredQueues
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 WAYS = {"short": lambda token: [token], "long": lambda token: np.array([token])}
@@ -126,6 +129,48 @@ def test_a_backend_that_brings_data_its_own_way_is_asked():
         with kind as backend, load(random_llama(1), [backend], n_ctx=64) as model:
             logits.append(model.eval([5]).tobytes())
     assert logits[0] == logits[1] and watched.count("get_tensor") == 1
+
+
+class Failing(DeferredBackend):
+    """Computes fail while `fails`; with `overtaken` another thread gets their exceptions."""
+
+    fails = overtaken = False
+
+    def graph_plan_compute(self, plan):
+        if self.fails:
+            self.queue.append(lambda: self.fail(plan))
+        else:
+            super().graph_plan_compute(plan)
+
+    def fail(self, plan):
+        raise gs.BackendError("broken")
+
+    def get_tensor(self, tensor, out, offset=0):
+        for backend in self.queues._devices:
+            if backend.overtaken:
+                with suppress(gs.BackendError):
+                    backend.synchronize()
+        super().get_tensor(tensor, out, offset)
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_token_has_logits_of_a_compute_that_failed(n, overtaken):
+    queues = DeferredQueues(0)
+    backends = [Failing(f"queue{k}", queues) for k in range(n)]
+    with load(random_llama(1), backends, n_ctx=32) as model:
+        model.eval([1, 2])
+        want = model.eval([3])
+        model.truncate(2)
+        model.eval([4])
+        model.truncate(2)
+        backends[0].fails, backends[0].overtaken = True, overtaken
+        with pytest.raises(gs.BackendError, match="another thread failed.*broken" if overtaken else "^broken"):
+            model.eval([3])
+        backends[0].fails = backends[0].overtaken = False
+        assert model.n_past == 2 and (model.eval([3]) == want).all()
+    for backend in backends:
+        backend.close()
 
 
 def test_logits_stay_when_more_are_asked_for():
