@@ -275,7 +275,9 @@ def _load_again(path: Source, backends: Sequence[Backend], memory: MemoryLike | 
         backends = checked_backends(backends, _BACKENDS)
         hosts = [backend for backend in backends if backend.is_host]
         kept = {backend: nbytes for backend, nbytes in memory.items() if backend in backends}
-        memory = {hosts[0]: memory[host]} if not kept and host in memory and len(hosts) == 1 else kept
+        if host is not None and host in memory and not kept and len(hosts) == 1:
+            kept = {hosts[0]: memory[host]}
+        memory = kept
     return load(path, backends, memory=memory, **settings)
 
 
