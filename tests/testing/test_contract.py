@@ -524,7 +524,8 @@ def test_a_function_that_skips_skips_the_suite(pytester, quiet):
     pytester.makepyfile(mine="import pytest\ndef absent(): pytest.skip('no device')\n")
     done = pytester.runpytest_inprocess("-p", "ggml_sched.testing.plugin", "--pyargs", "ggml_sched.testing",
                                         "--backend", "mine:absent", "-k", "TestMemory", *quiet)
-    assert done.ret == 0 and set(done.parseoutcomes()) == {"skipped", "deselected"}
+    # Warnings: pytest warns of the plugin where a test before this one has imported it.
+    assert done.ret == 0 and set(done.parseoutcomes()) - {"warnings"} == {"skipped", "deselected"}
     assert bool(quiet) != ("backend: none, no device" in done.stdout.str())
 
 
