@@ -31,6 +31,19 @@ static void fields_of(int type, fields of[MOST_RUNS]) {
 #undef ARE
 }
 
+/* Which of the fields of four bytes of a block in a band is field number i of a block in a file. */
+static int32_t place_of(int type, int32_t i) {
+    const int is_q3_k = type == GS_TYPE_Q3_K;
+    if (!is_q3_k && type != GS_TYPE_Q5_K)
+        return i;
+    /* In a file: where scales and the fields with upper and lower bits begin; how many of the last half a block has. */
+    const int32_t scales = is_q3_k ? 24 : 0, uppers = is_q3_k ? 0 : 3, lowers = uppers + 8, half = is_q3_k ? 8 : 16;
+    if (i >= scales && i < scales + 3)
+        return i - scales;
+    return i < lowers ? 3 + (i - uppers) / 4 * (half + 4) + gs_place_of_upper((i - uppers) % 4)
+                      : 3 + (i - lowers) / half * (half + 4) + gs_place_of_lower((i - lowers) % half);
+}
+
 /* The 32 bits of elements 0 .. 31, as byte k with those of elements k, 4 + k, and so on. */
 static uint32_t by_four(uint32_t bits) {
     uint32_t found = 0;
@@ -70,14 +83,15 @@ void gs_interleave(int type, const char *from, int64_t rows, int64_t row_bytes, 
                 rest += GS_BAND * head_bytes * (group < blocks - block ? group : blocks - block);
             }
             for (const fields *run = runs; run < runs + MOST_RUNS && run->size > 0; run++) {
-                char **at = run->size < 4 ? &head : &rest;
-                for (int32_t i = 0; i < run->count; i++, p += run->size, *at += GS_BAND * run->size) {
+                char **begin = run->size < 4 ? &head : &rest;
+                for (int32_t i = 0; i < run->count; i++, p += run->size) {
                     const int32_t step = i - first_step;
+                    char *at = *begin + GS_BAND * run->size * (run->size < 4 ? i : place_of(type, i));
                     for (int r = 0; r < GS_BAND; r++) {
                         const char *field = p + r * row_bytes;
                         uint32_t four;
                         if (run->size < 4) {
-                            memcpy(*at + run->size * r, field, (size_t)run->size);
+                            memcpy(at + run->size * r, field, (size_t)run->size);
                             continue;
                         }
                         four = gs_load_u32(field);
@@ -85,9 +99,10 @@ void gs_interleave(int type, const char *from, int64_t rows, int64_t row_bytes, 
                             four = by_four(four);
                         else if (step >= 0 && step < 8)
                             four = by_steps(field - 4 * step, step);
-                        memcpy(*at + 4 * r, &four, 4);
+                        memcpy(at + 4 * r, &four, 4);
                     }
                 }
+                *begin += GS_BAND * run->size * run->count;
             }
         }
         to = rest;

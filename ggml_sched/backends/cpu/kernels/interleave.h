@@ -25,6 +25,17 @@ static inline int gs_head_group(int head_bytes) {
     return 4 / head_bytes;
 }
 
+/* Of Q3_K and Q5_K the integer scales come first, then, for each half of the block, its fields with lower bits of
+ * levels and its four with upper ones: which of those of a half number n is.  They come in the order in which kernels
+ * read them, because processors read ahead in one direction. */
+static inline int gs_place_of_lower(int n) {
+    return n < 4 ? 2 * n : n + 4;
+}
+
+static inline int gs_place_of_upper(int n) {
+    return 2 * n + 1;
+}
+
 /* Whether there are kernels here for interleaved rows of a type. */
 int gs_interleaves(int type);
 
