@@ -1,7 +1,7 @@
 """What share of the machine's limits the CPU backend reaches, and where the rest of the time goes: a page of Markdown.
 
-    python bench/roofline.py [--formats f32 q4_0 ...] [--threads 1 2] [--depths 32 3500] [--rounds N] \
-        [--interleave] > docs/roofline.md
+    python bench/roofline.py [--formats f32 q4_0 ...] [--larger q2_K ...] [--threads 1 2] [--depths 32 3500] \
+        [--rounds N] [--interleave] > docs/roofline.md
 
 Limits are measured before each turn, by compiled loops of this benchmark (roofline_limits.c; it needs a C compiler):
 bytes that as many threads read from memory, and f32 products and sums.  A token reads each weight once, and its rows of
@@ -16,7 +16,8 @@ extra `peer`, llama.cpp computes the same in turns; so do other builds of it, an
 
 of whose options the best counts.
 
-With --interleave each model is measured with interleaved rows, too, where its type has such kernels.
+With --interleave each model is measured with interleaved rows, too, where its type has such kernels.  --larger names
+formats of a model of 369 million weights, of 0.1 to 0.8 GB, of which tokens after the least depth are measured.
 """
 
 from __future__ import annotations
@@ -326,6 +327,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--formats", nargs="*", default=list(speed_files.FORMATS),
                         choices=[*speed_files.FORMATS, *speed_files.OTHERS])
+    parser.add_argument("--larger", nargs="*", default=[], choices=[*speed_files.FORMATS, *speed_files.OTHERS],
+                        help="formats of a larger model")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--depths", nargs="+", type=int, default=[32, 3500])
     parser.add_argument("--rounds", type=int, default=8)
@@ -338,21 +341,24 @@ def main() -> None:
     programs = sorted(args.program, key=lambda program: program.name)
     has_peer = not args.no_peer and find_spec("llama_cpp") is not None
     files = {f"162M {name}": speed_files.make(args.files, name) for name in args.formats} | speed_files.real()
+    larger = {f"369M {name}": speed_files.make(args.files, name, "369M") for name in args.larger}
     decode: dict[tuple, Row] = {}
     prompts: dict[tuple, Row] = {}
     batches: dict[tuple, Row] = {}
     with compiled_limits() as library:
         loops = {threads: Loops(library, threads) for threads in args.threads}
-        models = [(name + ", interleaved" * interleave, path, interleave) for name, path in files.items()
+        models = [(name, path, interleave) for name, path in (files | larger).items()
                   for interleave in ((False, True) if args.interleave and can_interleave(path) else (False,))]
-        for title, path, interleave in models:
+        for name, path, interleave in models:
+            title = name + ", interleaved" * interleave
             for threads in args.threads:
                 bench = Bench(path, loops[threads], args.rounds, has_peer, programs, interleave)
-                for depth in args.depths:
+                for depth in [min(args.depths)] if name in larger else args.depths:
                     print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
                     decode[title, threads, depth] = bench.decode(depth)
-                prompts[title, threads, PROMPT] = bench.prompt()
-            for n in SEQUENCES:
+                if name not in larger:
+                    prompts[title, threads, PROMPT] = bench.prompt()
+            for n in SEQUENCES if name not in larger else ():
                 batches[title, threads, n] = bench.sequences(n)
     print(page(decode, prompts, batches, args.rounds))
 

@@ -1,8 +1,9 @@
 """The models that speed.py and first_token.py run.
 
-162 million random weights laid out as a small Llama, in every format of the table; trained models that are installed;
-and small models with large vocabularies.  The f32 file is made by this package; llama.cpp's own quantiser makes the
-other formats from it, so that both engines read the files that users have.  Files are kept in a folder and made once.
+162 and 369 million random weights laid out as small Llamas, in every format of the table; trained models that are
+installed; and small models with large vocabularies.  The f32 file is made by this package; llama.cpp's own quantiser
+makes the other formats from it, so that both engines read the files that users have.  Files are kept in a folder and
+made once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from ggml_sched.llama import ModelNotInstalled, installed_model, random_llama
 from ggml_sched.llama.text.bpe import byte_letters
 
-__all__ = ["FORMATS", "N_VOCAB", "OTHERS", "VOCABULARIES", "make", "make_vocabulary", "real"]
+__all__ = ["FORMATS", "N_VOCAB", "OTHERS", "SIZES", "VOCABULARIES", "make", "make_vocabulary", "real"]
 
 N_VOCAB = 32000
 FORMATS = {"f32": 0, "f16": 1, "q8_0": 7, "q4_0": 2, "q4_K": 14}
@@ -26,16 +27,23 @@ OTHERS = {"q4_1": 3, "q5_0": 8, "q5_1": 9, "q2_K": 10, "q3_K": 11, "q5_K": 16, "
 """The same for further formats that can be asked for."""
 
 
-def make(folder: Path, name: str) -> Path:
-    """The path of the model in a format; made if it is not there."""
+SIZES = {
+    "162M": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_head_kv": 12, "n_ff": 2048},
+    "369M": {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_head_kv": 8, "n_ff": 2816},
+}
+"""{number of weights: arguments of `random_llama`}."""
+
+
+def make(folder: Path, name: str, size: str = "162M") -> Path:
+    """The path of the model of a size in a format; made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"llama-162m-{name}.gguf"
+    path = folder / f"llama-{size.lower()}-{name}.gguf"
     if not path.exists():
         if name == "f32":
-            path.write_bytes(random_llama(n_vocab=N_VOCAB, n_embd=768, n_layer=12, n_head=12, n_head_kv=12, n_ff=2048,
-                                          n_ctx=2048, extra={"tokenizer.ggml.model": "no_vocab"}))
+            path.write_bytes(random_llama(n_vocab=N_VOCAB, n_ctx=2048, extra={"tokenizer.ggml.model": "no_vocab"},
+                                          **SIZES[size]))
         else:
-            quantise(make(folder, "f32"), path, (FORMATS | OTHERS)[name])
+            quantise(make(folder, "f32", size), path, (FORMATS | OTHERS)[name])
     return path
 
 
