@@ -361,7 +361,7 @@ INLINE void bands_q(const int type, const int N, int64_t n, const gs_product *of
                 }
             for (int64_t k = 0; k < n_steps; k += straight) {
                 if (prefetches)
-                    UNROLL for (int line = 0; line < part + (straight < units ? 63 : 0); line += 64)
+                    for (int line = 0; line < part + (straight < units ? 63 : 0); line += 64)
                         PREFETCH_LATER((const char *)p + 2 * AHEAD + k * part / straight + line);
                 UNROLL for (int j = 0; j < straight; j++, y += width) {
                     UNROLL for (int i = 0; i < together; i++) {
