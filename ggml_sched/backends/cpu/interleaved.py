@@ -1,8 +1,8 @@
 """Weights whose rows are interleaved: a second form, which the kernels of matrix products read in place of the first.
 
-An `Interleaved` belongs to one buffer of weights, and ends with it.  The tensors stay as they are, and everything but
-these kernels reads them; so a mapped file's pages can be dropped once its weights are interleaved.  The form is that of
-kernels/interleave.h.
+An `Interleaved` belongs to one buffer of weights, and ends with it.  The tensors stay as they are, for everything but
+these kernels, which read them no more.  So the pages of a mapped file can be dropped: they come back from the file when
+they are read.  kernels/interleave.h describes the form.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Interleaved:
         return any(key[0] == offset for key in self._forms)
 
     def add(self, tensors: Sequence[Tensor], buffer: CpuBuffer, done: Callable[[Tensor], object] | None) -> int:
-        """Interleave tensors that `can_interleave`, those of them again that were; returns bytes of all.
+        """Interleave tensors for which `can_interleave` is true, again if they were before; returns the bytes of all.
 
-        `done(tensor)` is called after each.  OutOfMemory.
+        `done(tensor)` is called after each.  Raises OutOfMemory.
         """
         size = sum(_aligned(tensor.nbytes) for tensor in tensors if self.find(tensor) is None)
         if size:

@@ -105,7 +105,7 @@ INLINE ivec level_of_band(const int type, const band_block *p, const int64_t fir
         ? IVEC_SHUFFLE(table_of(type), v) : v;
 }
 
-/* Which vector of a step's levels is decoded i-th: those of four bytes after each other. */
+/* Which vector of a step's levels is decoded i-th: two that share their bytes follow one another. */
 INLINE int order_of_levels(const int type, const int i) {
     return units_of(type) == 1 || type == GS_TYPE_IQ4_XS ? i / 2 + i % 2 * 4 : i;
 }
@@ -201,7 +201,8 @@ INLINE void scales_of_band(const int type, const band_block *p, const int64_t fi
 
 /* -- products with few columns ------------------------------------------------------------------------------------- */
 
-/* Sums of products of levels with columns: where SUMS_16 first in 16 bits. */
+/* Sums of products of levels with columns.  With SUMS_16 they are taken in words of 16 bits first: in `in_16`, which is
+ * then added to `dot`, or in `dot` itself (joins_halves). */
 typedef struct band_sums {
     ivec dot[BAND_COLUMNS], in_16[BAND_COLUMNS];
 } band_sums;
@@ -212,7 +213,7 @@ INLINE int joins_halves(const int type) {
 }
 
 #if SUMS_16
-/* How many results of dot2 can be added in 16 bits, but no more than there are to one sum. */
+/* How many results of dot2 are added in 16 bits: as many as never overflow, and no more than a sum has. */
 INLINE int summed_in_16_bits(const int type) {
     return is_signed(type) ? 0 : halves_of(type) == 2 || has_fifths(type)
         || type == GS_TYPE_Q5_K || type == GS_TYPE_MXFP4 ? 4 : 8;
@@ -221,7 +222,7 @@ INLINE int summed_in_16_bits(const int type) {
 #define summed_in_16_bits(type) 0
 #endif
 
-/* Begins the sums of the first half of a step, or of the second one, or of all 32 elements. */
+/* Begins the sums of half number h of a step, or of all its 32 elements where it has one scale. */
 INLINE void begin_sums(const int type, const int N, const int h, const int left, const gs_cell_q *const *y,
                        band_sums *sums) {
     UNROLL for (int c = 0; c < N; c++) {
@@ -257,14 +258,14 @@ INLINE void add_levels(const int type, const int N, ivec v, const int n, const i
     }
 }
 
-/* In each lane, a byte as both words, or two bytes as its words, times 256: byte n as the lower one, m as the upper. */
+/* In each lane two words: byte n of the lane times 256 as the lower one, byte m times 256 as the upper one. */
 INLINE ivec words_of(ivec v, const int n, const int m) {
     const int two = (m << 24) + (n << 8) + 0x00800080;
     return IVEC_SHUFFLE(v, IVEC_SET1_128(_mm_setr_epi32(two, two + 0x04000400, two + 0x08000800, two + 0x0c000c00)));
 }
 
-/* Adds the products of step first + j with N columns, whose cells begin at `cells`, to acc, of one part of a band.  In
- * place of the cells after number `last`, that one is read. */
+/* Adds the products of step first + j of one part of a band with N columns, whose cells begin at `cells`, to acc.  Cell
+ * number `last` is read in place of those after it. */
 INLINE void band_step(const int type, const int N, const int64_t last, const band_block *p, const int64_t first,
                       const int j, const band_scales *of, const gs_cell_q *cells, vec *acc[BAND_COLUMNS]) {
     /* Levels of odd steps stay two bits higher where that saves shifts: the step before has the same bytes. */
@@ -475,8 +476,8 @@ INLINE void pack_bands(const int type, const char *a, int64_t stride, int64_t ro
     }
 }
 
-/* The products of a factor and the levels of four elements of each row, number by number (products_of).  `four`: the
- * factor's byte in each byte of a lane. */
+/* The bytes that products_of gives for the factor of each row and the levels of four of its elements.  `four`: the
+ * factor in each byte of a lane. */
 INLINE ivec folded_band(const int type, ivec four, ivec v) {
     const ivec rows = IVEC_SET1_128(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
     ivec factor = IVEC_AND(four, IVEC_SET1(255));

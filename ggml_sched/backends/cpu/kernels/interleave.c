@@ -13,7 +13,7 @@ typedef struct fields {
 
 #define MOST_RUNS 4
 
-/* The fields of a type's block, in their order; those of size 0 end them. */
+/* The fields of a type's block, in their order; a run of size 0 ends them. */
 static void fields_of(int type, fields of[MOST_RUNS]) {
 #define ARE(...) memcpy(of, (fields[MOST_RUNS]){__VA_ARGS__}, MOST_RUNS * sizeof(fields)); return
     switch (type) {
@@ -44,7 +44,7 @@ static int32_t place_of(int type, int32_t i) {
                       : 3 + (i - lowers) / half * (half + 4) + gs_place_of_lower((i - lowers) % half);
 }
 
-/* The 32 bits of elements 0 .. 31, as byte k with those of elements k, 4 + k, and so on. */
+/* Reorders the bits of elements 0 .. 31: byte k of the result has those of elements k, 4 + k, ..., 28 + k. */
 static uint32_t by_four(uint32_t bits) {
     uint32_t found = 0;
     for (int k = 0; k < 4; k++) {
@@ -56,8 +56,8 @@ static uint32_t by_four(uint32_t bits) {
     return found;
 }
 
-/* Copies four bytes with bits of steps, number i of eight such, as described in interleave.h: from `bytes`, which has
- * all 32. */
+/* Returns bytes 4 i .. 4 i + 3 of the 32 reordered bytes with the bits of eight steps (interleave.h); `bytes`: the 32
+ * bytes in the block. */
 static uint32_t by_steps(const char *bytes, int32_t i) {
     uint32_t one = gs_load_u32(bytes + 4 * (i % 4)), other = gs_load_u32(bytes + 16 + 4 * (i % 4));
     return i < 4 ? (one & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4 : (one >> 4 & 0x0f0f0f0fu) | (other & 0xf0f0f0f0u);

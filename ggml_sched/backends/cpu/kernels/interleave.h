@@ -1,17 +1,18 @@
 /* interleave.h -- interleaved rows of quantised weights: the form that kernels read fastest.
  *
  * A band is GS_BAND neighbouring rows.  An interleaved band has the bytes of these rows, block by block and field by
- * field: of each field that of every row, one after the other.  So a vector has the same field of neighbouring rows,
- * and the results of its lanes are those of the rows: nothing is gathered, and no sum is taken over a vector.  The head
- * of a block is its fields of one or two bytes: scales and minima that are f16, or MXFP4's exponent.  The heads of one,
- * two or four blocks (gs_head_group) come together, in 64 bytes, before the other fields of these blocks, which so are
+ * field: each field of all rows, row after row.  So a vector has the same field of neighbouring rows, and each of its
+ * lanes gives the result of one row: nothing is gathered, and no sum is taken over a vector.  The head of a block is
+ * its fields of one or two bytes: scales and minima that are f16, or MXFP4's exponent.  The heads of one, two or four
+ * blocks (gs_head_group) come together, in 64 bytes, before the other fields of these blocks, so that those are
  * aligned.
  *
- * The fields of four bytes are levels of four elements, or four integer scales.  Only bits of which each byte has those
- * of eight elements are in another order, so that one shift by a constant gives those of four elements.  Of the 32
- * fifth bits of Q5_0 and Q5_1, bit i of byte k is that of element 4 i + k.  Of the 32 bytes of Q3_K and Q5_K, byte i
- * with bits of steps 0 to 7, byte i and byte 16 + i become two others: byte i has the lower halves of both, byte 16 + i
- * the upper ones, those of the second in its own upper half.
+ * The fields of four bytes are levels of four elements, or four integer scales.  Single bits of levels, eight to a
+ * byte, are stored in another order than in a block, so that one shift by a constant gives those of four elements:
+ *   Q5_0 and Q5_1, 4 bytes    bit i of byte k is that of element 4 i + k;
+ *   Q3_K and Q5_K, 32 bytes   in a block, bit j of byte i is that of element i of step j (32 elements).  Here byte i,
+ *                             for i < 16, has the bits of steps 0 to 3: those of element i in its lower half, those of
+ *                             element 16 + i in its upper half.  Byte 16 + i has the bits of steps 4 to 7 likewise.
  */
 #ifndef GGML_SCHED_KERNELS_INTERLEAVE_H
 #define GGML_SCHED_KERNELS_INTERLEAVE_H
