@@ -704,8 +704,7 @@ def wait_for(backend: Backend) -> None:
 def wait_since(backend: Backend, failures: int) -> None:
     """`backend.synchronize()` after work was queued; raises as `check_failures`."""
     backend.synchronize()
-    if backend.failed[0] != failures:
-        check_failures(backend, failures)
+    check_failures(backend, failures)
 
 
 def check_failures(backend: Backend, failures: int) -> None:

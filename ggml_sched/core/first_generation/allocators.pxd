@@ -17,7 +17,7 @@ cdef class TensorAllocator:
     cdef gs_blocks blocks               # owned
     cdef Lease lease                    # for tensors allocated one by one since the last reset
     cdef Lease graph_lease              # for tensors allocated with a whole graph since the last reset
-    cdef Lease early_lease              # for leafs of a graph whose memory no other tensor has before them
+    cdef Lease early_lease              # for leafs of a graph in memory that no other tensor has had
     cdef dict live                      # {tensor: bytes} of the tensors allocated one by one, kept alive
     cdef object __weakref__
     cdef int64_t size_of(self, Tensor t) except -1
