@@ -307,8 +307,8 @@ class _Limited:
         return arena_bytes(plans, k) + (store_bytes(plans, s) if backend is self.host else 0)
 
     def counted(self, plans: Sequence[Plan], backend: Backend) -> int:
-        """`arenas`, but on `host` no less than the placement has for each part: other models that take turns have their
-        part of what it has beside these."""
+        """`arenas`, but on `host` no less than the placement counts of each part: it has divided the bytes beside these
+        among the models that take turns."""
         if self.fit is None or backend is not self.host:
             return self.arenas(plans, backend)
         k, s = self.order.index(backend), self.order.index(self.store)
@@ -455,7 +455,8 @@ class _Limited:
                            stored, plans)
             if trial.fits and (best is None or trial.seconds < best.seconds):
                 best = trial
-                # Where an arena is largest at nodes beside which little is fetched, a part of a window takes no more.
+                # Where the arena is largest at nodes beside which little is fetched, a part of the window takes no
+                # memory of its own.
                 spare = {b: max(0, others[b] - bare[b]) for b in self.limits}
                 if names is not None:
                     break
@@ -493,7 +494,7 @@ class _Limited:
                 raise OutOfMemory(f"backend {backend.name!r}: arena and work memory need {needed} bytes, and the "
                                   f"placement leaves {room}", backend.name, needed, room)
 
-    def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], chosen: Mapping[Backend, Choice],
+    def _held(self, shapes: list[Shape], uses: Mapping[Backend, Sequence[Use]], choices: Mapping[Backend, Choice],
               rooms: Mapping[Backend, int], budgets: dict[Backend, int], work: dict[Backend, int],
               stored: Sequence[str], plans: Sequence[Plan], slots: SlotsSpec | None = None,
               kept: Sequence[str] = (), spare: Mapping[Backend, int] | None = None) -> Held:
@@ -506,11 +507,11 @@ class _Limited:
             budgets[self.store] = store_bytes(plans, s)
             if self.host is not None:
                 budgets[self.host] -= budgets[self.store]
-        names = [name for name in stored if name not in {use.name for choice in chosen.values()
-                                                        for use in choice.fetched}]
+        fetched = {use.name for choice in choices.values() for use in choice.fetched}
+        names = [name for name in stored if name not in fetched]
         residency = Residency({b.name: limit for b, limit in self.limits.items()},
                               {b.name: rooms[b] for b in self.limits}, {b.name: tuple(uses[b]) for b in self.limits},
-                              {b.name: chosen[b] for b in self.limits}, tuple(names),
+                              {b.name: choices[b] for b in self.limits}, tuple(names),
                               self.store.name if stored or slots is not None else "", slots, tuple(kept),
                               {b.name: free for b, free in (spare or {}).items()})
         return Held(self.store if stored or slots is not None else None, frozenset(stored), budgets, work, residency,
