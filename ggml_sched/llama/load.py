@@ -98,10 +98,11 @@ def load(path: Source, backends: Sequence[Backend] | None = None, n_ctx: int | N
     `progress(done, total)` is called with bytes while weights are read.
 
     Raises TypeError for `n_threads` together with `backends`, for `arenas` without `backends`, for `memory` together
-    with a `Fit` or with `interleave`, and for unknown arguments (if another library has the name, with what it is
-    called here); FileFormatError for a file that is not a model this package runs, UnsupportedOp when no backend
-    computes one of its nodes or interleaves any of its weights, and PlacementError and OutOfMemory as the backends do;
-    OutOfMemory also for a limit that is too small, with the least that would suffice.
+    with a `Fit`, for `interleave` together with `memory` or with a `Fit` that fetches weights, and for unknown
+    arguments (if another library has the name, with what it is called here); FileFormatError for a file that is not a
+    model this package runs, UnsupportedOp when no backend computes one of its nodes or interleaves any of its weights,
+    and PlacementError and OutOfMemory as the backends do; OutOfMemory also for a limit that is too small, with the
+    least that would suffice.
     """
     if unknown:
         raise unknown_argument(load, next(iter(unknown)))

@@ -170,8 +170,8 @@ class Runner:
                 self._kept.add(seq)
 
     def move_weights(self) -> None:
-        """Move a part of the mapped weights to huge pages, but none before the first evaluation: a first token comes
-        as soon without.  Weights of which a graph reads some rows, such as an embedding of each token, stay."""
+        """Move a part of the mapped weights to huge pages, but none before the first evaluation, whose token would come
+        later.  Weights of which a graph reads single rows, such as the embedding of a token, stay."""
         if not self._has_begun:
             self._has_begun = True
             return
@@ -265,8 +265,8 @@ class Runner:
         """Announce the graphs that will probably follow one of this shape, so that backends of other processes get what
         planning them takes with the messages of this compute.
 
-        They are the graph of one token, and that of equal batches which read more rows of the cache, once half of the
-        rows that this one reads beyond the step before are in use.
+        They are the graph of one token and, where all tokens are outputs, that of an equal batch with more rows of the
+        cache (`KVCache.padded`), once half of the rows that the last step has added are in use.
         """
         n_used = self.cells.rows_in_use()
         following = [Shape(1, self.cache.padded(n_used + 1), 1)]
