@@ -106,8 +106,8 @@ def _fallen(plan: Plan) -> dict[Tensor, int]:
                        and not plan.backends[b].supports_op(node) and not _is_held_back(plan, node, here, b)]
             if against:
                 refused[node] = against
-    # Passes over the refused nodes in their order, until none falls; from the second pass on only those are looked at
-    # of which a neighbour has fallen since.
+    # Passes over the refused nodes in their order, until none falls.  After the first pass only nodes are tested again
+    # that have a neighbour which has fallen since.
     order = {node: i for i, node in enumerate(refused)}
     nodes = [*refused]
     touched = {node: {_backend_of(plan, t) for t in near[node]} for node in nodes}
@@ -259,8 +259,8 @@ class _Permissive(DryBackend):
 
 
 def _as_if_supported(plan: Plan, backend: int, nodes: Sequence[Tensor]) -> Plan:
-    """The plan of the same graph if a backend supported `nodes`; nodes stay where the caller assigned them, and the
-    windows of backends to which stores fetch.  Windows of other backends are those of a scheduler without budgets."""
+    """The plan of the same graph if a backend supported `nodes`; nodes stay where the caller assigned them.  Backends
+    to which stores fetch keep their windows; other backends get those of a scheduler without budgets."""
     backends = tuple(b if b.is_store else _Permissive(b, nodes if k == backend else ())
                      for k, b in enumerate(plan.backends))
     data, graph = plan.data, plan.graph

@@ -4,7 +4,7 @@ A file holds a plan and its program, the fingerprint of the graph, and what the 
 order, over which sources their kernels can write, the memory that each can read, their answers to support queries, and
 the buffers of residents.  Another graph or other backends are refused, with an error that names the difference.  Files
 are not trusted: every defect of one raises a `gs.Error`, and `load_plan` verifies the plan.  A pickle also holds the
-graph, and what each backend refuses and takes to compute; recorded.py makes backends from its description of them.
+graph, what each backend refuses, and its work memory; recorded.py makes backends from that.
 """
 
 from __future__ import annotations

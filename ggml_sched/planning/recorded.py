@@ -1,7 +1,8 @@
-"""Recorded backends: the backends of an unpickled plan.
+"""Recorded backends: the backends of an unpickled plan, and of a plan of llama.cpp's.
 
-The real backends may not exist where a plan is unpickled.  Recorded ones have no memory, and answer support queries as
-the real ones did, so that the plan can be read, printed, explained and verified.
+The real backends may not exist where a plan is unpickled, and those of llama.cpp are no `Backend`s.  Recorded ones have
+no memory, and answer support queries as the real ones did, so that the plan can be read, printed, explained and
+verified.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ def fetched_sizes(plan: Plan) -> list[list[int]]:
 
 
 def windows_of(plan: Plan) -> list[int]:
-    """For each backend the least window with which the fetches of a plan begin where they do: the most bytes alive in
-    the splits before whose first reader a fetch has begun, 0 where none begins earlier than directly before it."""
+    """For each backend the least window with which the fetches of a plan begin where they do: the most bytes of fetched
+    copies that are alive in a split between the beginning of a fetch and the first split that reads it; 0 where every
+    fetch begins directly before its first reader."""
     data, graph = plan.data, plan.graph
     begun = {c: k for k, split in enumerate(data.splits) for c in split[3]}
     numbers = {(like, b): c for c, (like, b) in enumerate(data.copies) if c in begun
@@ -87,7 +88,7 @@ def widest(made: Callable[[Sequence[int]], Plan], backends: Sequence[Backend], g
             else:
                 high = wanted
             windows[i] = low
-            # Try a window wider by the bytes that the present plan leaves: it fits if the arena grows no more than it.
+            # Try a window wider by the bytes that the present plan leaves: it fits unless the arena grows by more.
             room = limit - _needed(plan, i) + (0 if low else max(copies))
             wanted = low + room if 0 < room < high - low else (low + high) // 2
     return plan
