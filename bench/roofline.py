@@ -387,16 +387,18 @@ Written by `python bench/roofline.py`: the limits of the machine, measured in th
 token, a prompt and a batch of several sequences reach.
 
 Machine: {processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; ggml-sched {gs.__version__}.
-Medians of {rounds} turns, of prompts {prompt_rounds(rounds)}.
+Medians of {rounds} turns (of prompts {prompt_rounds(rounds)}).
 
 {limits}
 
-**Share**: the least time that reading the bytes needs (of several tokens also computing, where that takes longer), by
-the time taken.  The bandwidth is measured before each turn, with the same number of threads, and each turn is compared
-with its own, because it changes where other machines use the same memory; the rate of products and sums is the best of
-the run.  Quantised weights are multiplied in integers, whose limit is higher than that of f32: of several tokens a
-share may exceed 1.  Percentages are of the time: *products* with weights, *attention*, *small nodes* (all others),
-*waiting* (threads that have no part of a node while others have), *host* (Python, planning, and what starts kernels).
+**Share**: the least time that reading the bytes needs (of several tokens also computing, where that takes longer),
+divided by the time taken.  The bandwidth is measured before each turn, with the same number of threads, and each turn
+is compared with its own, because it changes where other machines use the same memory; a token's share exceeds 1 where
+memory is faster in the turn than it was just before, or caches keep weights.  The rate of products and sums is the best
+of the run.  Quantised weights are multiplied in integers, whose limit is higher than that of f32, so that the share of
+several tokens may exceed 1, too.  Percentages are of the time: *products* with weights, *attention*, *small nodes* (all
+others), *waiting* (threads that have no part of a node while others have), *host* (Python, planning, and what starts
+kernels).
 
 ## Tokens
 
