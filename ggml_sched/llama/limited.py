@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ggml_sched.llama.kvcache import KVCache
     from ggml_sched.placement.answer import Fit
 
-__all__ = ["Held", "graphs_of", "hold", "store_for"]
+__all__ = ["Held", "Outline", "assigned", "hold", "store_for"]
 
 BATCHES = (512, 256, 128, 64, 32)
 """Values of n_batch that are tried in this order if the caller gives none; the first that the limit allows is used.
@@ -132,7 +132,7 @@ class Outline:
                  twins: Mapping[str, str] | None = None) -> None:
         self.weights: Weights = Weights()
         self.homes: dict[str, Backend] = {}
-        self._phantoms: dict[Backend, Buffer] = {}
+        self._buffers: dict[Backend, Buffer] = {}
         self._groups = grouped(file, specs, place, twins=twins)
         self.infos: dict[str, TensorInfo] = {info.name: info for infos in self._groups.values() for info in infos}
         context = Context("weights")
@@ -161,17 +161,13 @@ class Outline:
     def put(self, stored: Mapping[str, Backend]) -> None:
         """Give all weights addresses: those in `stored` on the backend there, the others on that of their placement."""
         for name, tensor in self.weights.tensors.items():
-            bind_resident(tensor, self._phantom(stored.get(name, self.homes[name])), 0)
+            bind_resident(tensor, self._buffer_on(stored.get(name, self.homes[name])), 0)
 
-    def _phantom(self, backend: Backend) -> Buffer:
-        if backend not in self._phantoms:
-            self._phantoms[backend] = Buffer(backend, NO_MEMORY, usage="weights")
-        return self._phantoms[backend]
-
-
-def graphs_of(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache,
-              shapes: Iterable[Shape]) -> list[Graph]:
-    return [build_graph(arch, hparams, outline.weights, cache, shape, cache.flash).graph for shape in shapes]
+    def _buffer_on(self, backend: Backend) -> Buffer:
+        """The buffer without memory that stands for all buffers of weights on a backend."""
+        if backend not in self._buffers:
+            self._buffers[backend] = Buffer(backend, NO_MEMORY, usage="weights")
+        return self._buffers[backend]
 
 
 def hold(outline: Outline, arch: Architecture, hparams: Hparams, cache: KVCache, store: Store,
@@ -249,7 +245,8 @@ class _Limited:
 
     def graph(self, shape: Shape) -> Graph:
         if shape not in self._graphs:
-            self._graphs[shape], = graphs_of(self.outline, self.arch, self.hparams, self.cache, [shape])
+            self._graphs[shape] = build_graph(self.arch, self.hparams, self.outline.weights, self.cache, shape,
+                                              self.cache.flash).graph
         return self._graphs[shape]
 
     @property
