@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -57,6 +57,10 @@ INSTANT = 1e30
 """The bytes a second of a link whose copies take no time."""
 MORE_PINS = 2
 """How often more caches are pinned to other devices where those on the host exceed it: they cannot be fetched."""
+PARTS = (1.0, 0.5)
+"""The parts of the caches of the host that are pinned to other devices in a last try, whatever the host's memory."""
+FULL = (1.2, 1.1, 1.0, 0.9)
+"""The memory of the host in the searches of this try, as parts of all weights and caches."""
 FEW, TINY, MOST = 1024, 128, 1 << 14
 """Where every model has at most `TINY` placements, all are planned; with up to `FEW` they are if the search did not
 come close enough to the bound.  In both cases all models together must have at most `MOST` combinations."""
@@ -205,7 +209,7 @@ class _Search:
 
     def spare(self) -> Found | None:
         """A last try where nothing was found: the placement with nearly the fewest bytes on the host, whether it fits
-        or the host lacks memory; None where there is none."""
+        or the host lacks memory; None where there is none.  It does not depend on the memory of the host."""
         host = self.devices[-1]
         endless = (*self.devices[:-1], host.replace(memory=ENDLESS, reserve=0))
         if host.budget >= endless[-1].budget:
@@ -262,14 +266,19 @@ class _Search:
         known = shares.place(seen[0]) if seen else None
         best, bound = overflow(shares, partial(probed, self.pins, self._made), self.within, low, known, is_late)
         for _ in range(MORE_PINS):
-            pins = None if best is not None or not seen else self._fewer_on_host(shares, seen[-1])
+            need = None if best is not None or not seen else shares.least_bytes(seen[-1])
+            pins = None if need is None else self._fewer_on_host(shares, seen[-1], need.on_host - host.budget)
             if pins is None:
                 break
             best = overflow(shares, partial(probed, pins, []), self.within, low, None, is_late)[0]
         if best is None:
-            # The spare placement is found with any memory, so what it needs suffices; others may not be found again.
-            needs = (need for placement in seen if (need := shares.least_bytes(placement)) is not None)
-            raise refusal(self.models, self.devices, self.pins, next(needs, None), fetches=True)
+            # What was found so far depends on the memory of the host; these do not, so that more never refuses them.
+            sure = [] if spare is None else [(spare.residents, spare.nodes), *self._spares(shares, spare)]
+            placed = [found for placement in sure if (found := shares.place(placement)) is not None]
+            best = min(placed, key=lambda found: found.seconds, default=None)
+        if best is None:
+            needs = [need for placement in sure or seen if (need := shares.least_bytes(placement)) is not None]
+            raise refusal(self.models, self.devices, self.pins, min(needs, default=None), fetches=True)
 
         def node_bounds(more: int) -> tuple[float, float | None]:
             given = with_more(more)
@@ -278,14 +287,30 @@ class _Search:
         full = bisected(shares, node_bounds, low, best.seconds, is_late)
         return self.fetched_answer(shares, best, full, max(full, min(bound, best.seconds)), link, fill)
 
-    def _fewer_on_host(self, shares: Shares, placement: Placement) -> list[dict[str, int]] | None:
-        """Pins to other devices of caches, so many that what the host of a placement cannot have in stores fits it;
-        None where the others have no room for them."""
-        need = shares.least_bytes(placement)
+    def _spares(self, shares: Shares, spare: Found) -> Iterator[Placement]:
+        """Placements with fewer caches on the host than the spare one has there, whatever the memory of the host."""
         host = len(self.devices) - 1
-        if need is None:
-            return None
-        missing = need.on_host - self.devices[host].budget
+        lasting = sum(part.model.bytes_on(host, name) for part, at in zip(shares.parts, spare.residents, strict=True)
+                      for name, d in at.items() if d == host and not part.may_fetch(name))
+        total = sum(size for model in self.models for size in model.sizes.values())
+        for part in PARTS if lasting else ():
+            pins = self._fewer_on_host(shares, (spare.residents, spare.nodes), math.ceil(lasting * part))
+            if pins is None:
+                continue
+            tables: list[Tables] = []
+            for full in FULL:
+                # A host with no more than this has small arenas, which a search with an endless one does not seek.
+                limited = (*self.devices[:host], self.devices[host].replace(memory=int(total * full), reserve=0))
+                search = _Search(self.models, limited, self.links, pins, self.streams, self.within, self.turns,
+                                 tables=tables, end=self.candidates.end)
+                found = search.found()
+                if found is not None:
+                    yield found.residents, found.nodes
+
+    def _fewer_on_host(self, shares: Shares, placement: Placement, missing: int) -> list[dict[str, int]] | None:
+        """Pins to other devices of caches of the host of a placement, of at least `missing` bytes; None where the
+        others have no room for them."""
+        host = len(self.devices) - 1
         room = [device.budget for device in self.devices[:host]]
         found: list[dict[str, int]] = []
         layers: dict[tuple[int, str], list[str]] = {}   # the caches of a layer have its number, and stay together

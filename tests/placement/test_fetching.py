@@ -255,6 +255,16 @@ def test_what_a_refusal_asks_for_is_enough_and_less_than_without_a_disk() -> Non
     assert fit.fetching is not None and fit.memory[-1].left >= 0
 
 
+def test_more_memory_on_the_host_never_turns_an_answer_into_a_refusal() -> None:
+    """With 165 MiB this model was placed, and with 170 MiB refused."""
+    base = str(Path(__file__).parents[1] / "data" / "graphs" / "tinyllama-1.1b-")
+    graphs = [gs.load_graph(f"{base}{what}.json.gz") for what in ("decode", "prefill512")]
+    gpu = gs.Device("GPU", 200 << 20, 1e12, 80e12)
+    for memory in (75 << 20, 170 << 20):
+        cpu = gs.Device("CPU", memory, 6e10, 1e12, host=True, fetch=gs.Link(2e9, 1e-4))
+        gs.fit(graphs, [gpu, cpu], LINK).verify()
+
+
 def test_streamed_weights_are_not_fetched() -> None:
     graph, given, total = tight(0, 2)
     tiny = with_disk(given, gs.Link(1e9, 1e-5), 0.6, total)
