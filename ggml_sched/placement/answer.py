@@ -174,8 +174,8 @@ class Fit:
     placed: tuple[Placed, ...]
     """Where each weight and cache lives: those of the first model, sorted by name, then of the next."""
     worth: tuple[float, ...]
-    """For each device the seconds that one more byte of it is worth (a multiplier).  For each such byte the bound falls
-    by at most these seconds; `seconds` falls in steps, because a tensor is never divided.  Where computing waits for
+    """For each device the seconds that one more byte of it is worth (a multiplier).  An estimate: the bounds
+    can fall by more, and `seconds` falls in steps, because a tensor is never divided.  Where computing waits for
     weights that are fetched, the seconds of fetching a byte less."""
     assigned: bool
     """Whether the plans assign nodes to devices; otherwise the scheduler's own rules place all nodes."""

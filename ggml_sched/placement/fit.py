@@ -87,7 +87,7 @@ def fit(graphs: Graphs, devices: Sequence[Device | Backend], link: LinkLike = No
     `seconds`: after so many seconds the search ends with the best placement that it has found, or goes on until it has
     found one; the gap says how far from best that may be.  Without it equal calls have equal results.
 
-    Raises OutOfMemory, which says what is missing and the smallest change that suffices, if nothing fits;
+    Raises OutOfMemory, which says what is missing and, where known, a change that suffices, if nothing fits;
     PlacementError for pins that name nothing or contradict each other; GraphError for residents without a name, or of
     one name and different sizes; ValueError and TypeError for other arguments.
     """
