@@ -13,12 +13,16 @@ from ggml_sched.placement.answer import Fetching, Fit, Placed
 from ggml_sched.placement.devices import Links
 from ggml_sched.placement.report import more_memory
 from ggml_sched.placement.trials import Trial, Trials
+from ggml_sched.planning.plan import Plan
 from ggml_sched.planning.tables import memory_text, seconds
 
 if TYPE_CHECKING:
     from ggml_sched.placement.fetching import FetchingTrials
 
 __all__ = ["explain"]
+
+MOST_TRIES = 3
+"""How often more is pushed out where a larger arena takes a part of what was freed."""
 
 _Trials: TypeAlias = "Trials | FetchingTrials"
 
@@ -49,6 +53,8 @@ def _explained(fit: Fit, entry: Placed) -> str:
         trials = FetchingTrials(made, fit.link, device_of, fit.fetching.names, () if slots is None else slots.names)
     nodes = [{t: _index(fit, device.name) for t, device in fit.nodes(graph).items()} for graph in trials.graphs]
     base = trials.run(device_of, nodes if fit.assigned else None)
+    if not fit.assigned:
+        nodes = [_nodes_of(plan) for plan in base.plans]
     here = fit.devices[entry.device].name
     taken = seconds(_own_seconds(trials, entry.name, entry.device))
     lines = [f"{entry.name}: {memory_text(entry.nbytes)} on {here}, where the nodes that read it take {taken}"]
@@ -56,7 +62,7 @@ def _explained(fit: Fit, entry: Placed) -> str:
         lines = list(_fetched(fit.fetching, entry, here, taken))
     for d in range(len(fit.devices)):
         if d != entry.device:
-            lines.append(_elsewhere(fit, trials, base, device_of, nodes if fit.assigned else None, entry, d))
+            lines.append(_elsewhere(fit, trials, base, device_of, nodes, entry, d))
     lines += [f"  {line}" for line in more_memory(fit)]
     return "\n".join(lines)
 
@@ -92,52 +98,63 @@ def _index(fit: Fit, name: str) -> int:
     return next(d for d, device in enumerate(fit.devices) if device.name == name)
 
 
+def _nodes_of(plan: Plan) -> dict[Tensor, int]:
+    """{node: its device} in a plan, of whose backends stores are no devices."""
+    number = {backend: d for d, backend in enumerate(b for b in plan.backends if not b.is_store)}
+    return {node: d for node in plan.graph.nodes if node.computes
+            and (d := number.get(plan.backend_of(node))) is not None}
+
+
 def _elsewhere(fit: Fit, trials: _Trials, base: Trial, device_of: Mapping[str, int],
-               nodes: Sequence[Mapping[Tensor, int]] | None, entry: Placed, d: int) -> str:
+               nodes: Sequence[Mapping[Tensor, int]], entry: Placed, d: int) -> str:
     """The line that says what the resident would cost on another device, d; `base`: the trial of the answer;
-    `device_of`: {resident: its device in the answer}."""
-    there = fit.devices[d].name
-    moved = {**device_of, entry.name: d}
-    trial = _moved(trials, moved, nodes, entry.name, d)
-    change = _change(trial.seconds - base.seconds)
-    if not trial.missing[d]:
-        return f"  on {there} all together would take {change}, and it fits there"
-    pushed = _pushed_out(trials, device_of, entry, d, trial.missing[d])
-    if not pushed:
-        return (f"  on {there} all together would take {change}, but {memory_text(trial.missing[d])} are missing, and "
-                "nothing there is large enough to make room")
+    `device_of`, `nodes`: {resident: its device} and, for each graph, {node: its device} in the answer."""
+    trial = _moved(trials, device_of, nodes, {entry.name: d})
+    begin = f"  on {fit.devices[d].name} all together would take {_change(trial.seconds - base.seconds)}"
+    if not any(trial.missing):
+        return f"{begin}, and it fits there"
+    begin += ", but " + ", ".join(
+        f"{memory_text(missing)} are missing" + (f" on {fit.devices[k].name}" if k != d else "")
+        for k, missing in enumerate(trial.missing) if missing)
+    found = []
+    for to in range(len(fit.devices)):
+        missing = trial.missing[d]
+        for _ in range(MOST_TRIES if to != d and missing else 0):
+            pushed = _pushed_out(fit, trials, device_of, entry, d, to, missing)
+            if not pushed:
+                break
+            after = _moved(trials, device_of, nodes, {entry.name: d, **dict.fromkeys(pushed, to)})
+            if not any(after.missing):
+                found.append((after.seconds, to, pushed))
+            if not after.missing[d]:
+                break
+            missing += after.missing[d]     # the arena has grown
+    if not found:
+        return f"{begin}, and no move of what is there was found that makes room"
+    taken, to, pushed = min(found)
     names = ", ".join(pushed[:3]) + (f" and {len(pushed) - 3} more" if len(pushed) > 3 else "")
-    for name in pushed:
-        moved[name] = entry.device
-    after = _moved(trials, moved, nodes, entry.name, d, dict.fromkeys(pushed, entry.device))
-    return (f"  on {there} all together would take {change}, but {memory_text(trial.missing[d])} are missing: it would "
-            f"push out {names} to {fit.devices[entry.device].name}, and then all would take "
-            f"{_change(after.seconds - base.seconds)}")
+    return (f"{begin}: it would push out {names} to {fit.devices[to].name}, and then all would take "
+            f"{_change(taken - base.seconds)}")
 
 
 def _change(difference: float) -> str:
     return f"{seconds(abs(difference))} {'more' if difference >= 0 else 'less'}"
 
 
-def _moved(trials: _Trials, residents: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]] | None, name: str,
-           d: int, pushed: Mapping[str, int] | None = None) -> Trial:
-    """The trial of these residents, with each node whose largest resident is moved assigned to its new device.
-
-    Moved are the resident `name`, to device d, and `pushed`, {name: device}; `nodes`: the devices of nodes before the
-    move, None if the scheduler's rules place them.
-    """
-    if nodes is None:
-        return trials.run(residents)
-    where = {name: d, **(pushed or {})}
+def _moved(trials: _Trials, device_of: Mapping[str, int], nodes: Sequence[Mapping[Tensor, int]],
+           moves: Mapping[str, int]) -> Trial:
+    """The better of two trials of residents on the devices `device_of`, but of those in `moves`, {name: device}: one
+    with nodes where the scheduler's rules place them, one with nodes on the devices `nodes`, but of those whose largest
+    resident is moved, on its new device."""
     changed = []
     for facts, assigned in zip(trials.facts, nodes, strict=True):
         now = dict(assigned)
         for node, reads in zip(facts.nodes, facts.residents, strict=True):
             largest = max(reads, key=lambda t: t.nbytes, default=None)
-            if largest is not None and largest.name in where and node in now:
-                now[node] = where[largest.name]
+            if largest is not None and largest.name in moves and node in now:
+                now[node] = moves[largest.name]
         changed.append(now)
-    return trials.cheapest(residents, changed)
+    return trials.cheapest({**device_of, **moves}, changed)
 
 
 def _own_seconds(trials: _Trials, name: str, d: int) -> float:
@@ -151,17 +168,19 @@ def _own_seconds(trials: _Trials, name: str, d: int) -> float:
     return total
 
 
-def _pushed_out(trials: _Trials, device_of: Mapping[str, int], entry: Placed, d: int, missing: int) -> list[str]:
-    """The names of residents of device d whose move to the entry's present device frees `missing` bytes for about the
-    fewest seconds; empty if all of them together are too small."""
+def _pushed_out(fit: Fit, trials: _Trials, device_of: Mapping[str, int], entry: Placed, d: int, to: int,
+                missing: int) -> list[str]:
+    """The names of residents of device d that are not pinned and whose move to device `to` frees `missing` bytes for
+    about the fewest seconds; empty if all of them together are too small."""
     lost: dict[str, float] = {}
     for facts, weight in zip(trials.facts, trials.weights, strict=True):
         if weight:
-            there, here = facts.seconds(trials.devices[d]), facts.seconds(trials.devices[entry.device])
+            there, then = facts.seconds(trials.devices[d]), facts.seconds(trials.devices[to])
             for i, reads in enumerate(facts.residents):
                 for t in reads:
-                    lost[t.name] = lost.get(t.name, 0.0) + weight * float(here[i] - there[i])
-    there_now = [name for name, at in device_of.items() if at == d and name != entry.name]
+                    lost[t.name] = lost.get(t.name, 0.0) + weight * float(then[i] - there[i])
+    stays = {other.name for other in fit.placed if other.pinned} | {entry.name}
+    there_now = [name for name, at in device_of.items() if at == d and name not in stays]
     enough = [name for name in there_now if trials.bytes_on(d, name) >= missing]
     single = min(enough, key=lambda name: (lost.get(name, 0.0), name), default=None)
     several: list[str] = []

@@ -221,11 +221,24 @@ class _Search:
         return None if found is None else self.candidates.found(found.trials, found.residents, found.nodes)
 
     def refusal(self, found: Found | None) -> OutOfMemory:
-        """The error that says what a placement would need, or, without one, that nothing fits."""
+        """The error that says what a placement would need, or, without one, what pinned residents would need."""
         if found is None:
-            return refusal(self.models, self.devices, self.pins)
+            return refusal(self.models, self.devices, self.pins, pinned=self._pinned_needs())
         used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
         return refusal(self.models, self.devices, self.pins, Least(used, sum(found.arenas)))
+
+    def _pinned_needs(self) -> list[int]:
+        """For each device the bytes that suffice for what is pinned to it, and for its arena, with all other residents
+        on the host."""
+        host = len(self.devices) - 1
+        endless = tuple(device.replace(memory=ENDLESS, reserve=0) for device in self.devices)
+        pins = [{name: fixed.get(name, host) for name in model.sizes}
+                for model, fixed in zip(self.models, self.pins, strict=True)]
+        found = _Search(self.models, endless, self.links, pins, self.streams, self.within, self.turns,
+                        end=self.candidates.end).found()
+        if found is None:
+            return []
+        return [arena + sum(trial.residents[d] for trial in found.trials) for d, arena in enumerate(found.arenas)]
 
     # -- with weights that are fetched ---------------------------------------------------
 
@@ -278,7 +291,8 @@ class _Search:
             best = min(placed, key=lambda found: found.seconds, default=None)
         if best is None:
             needs = [need for placement in sure or seen if (need := shares.least_bytes(placement)) is not None]
-            raise refusal(self.models, self.devices, self.pins, min(needs, default=None), fetches=True)
+            raise refusal(self.models, self.devices, self.pins, min(needs, default=None), fetches=True,
+                          pinned=() if needs else self._pinned_needs()[:-1])    # the host may fetch what is left
 
         def node_bounds(more: int) -> tuple[float, float | None]:
             given = with_more(more)

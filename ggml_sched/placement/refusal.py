@@ -1,4 +1,4 @@
-"""What `fit` raises where no placement keeps the budgets: the missing bytes, and the smallest change that helps."""
+"""What `fit` raises where no placement keeps the budgets: the missing bytes, and a change that would suffice."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class Least(NamedTuple):
 
 
 def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[Mapping[str, int]],
-            least: Least | None = None, fetches: bool = False) -> OutOfMemory:
+            least: Least | None = None, fetches: bool = False, pinned: Sequence[int] = ()) -> OutOfMemory:
     """The error to raise.
 
     `least`: what a placement needs that keeps all budgets but that of the host; None if no placement was found even
     with endless memory on the host.  `fetches`: whether as many weights of the host as possible are fetched in it.
+    `pinned`: without `least`, for each device the bytes that suffice for what is pinned to it and for its arena; empty
+    where that is not known.
     """
     on_host, arenas = (None, 0) if least is None else (least.on_host, least.arenas)
     host = len(devices) - 1
@@ -55,7 +57,13 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
         *first, last = ["caches", "arenas", *slots, *window]
         lines.append(f"{', '.join(first)} and {last} exceed the {memory_text(devices[host].budget)} of {name}, too")
     if on_host is None:
-        return OutOfMemory("; ".join(lines), None, wanted, there)
+        short = [(device, need) for device, need in zip(devices, pinned, strict=False) if need > device.budget]
+        if not short:
+            return OutOfMemory("; ".join(lines), None, wanted, there)
+        more = [f"{memory_text(n)} ({n} bytes) more on {device.name}" for device, need in short
+                for n in (need + device.reserve - device.memory,)]
+        lines.append(f"for what is pinned, and the arenas beside it, {' and '.join(more)} would suffice")
+        return OutOfMemory("; ".join(lines), short[0][0].name, short[0][1], short[0][0].budget)
     # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
     missing = max(1, on_host + devices[host].reserve - devices[host].memory)
     lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would suffice")
