@@ -9,6 +9,7 @@
 #endif
 #define WIDE 0
 #define VNNI 1
+#define FLOATS gs_product_avx2
 #include "matmul_x86.h"
 
 const gs_product_kernels gs_product_avxvnni = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,

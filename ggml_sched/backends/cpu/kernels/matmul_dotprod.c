@@ -6,6 +6,7 @@
 #pragma GCC target("arch=armv8.2-a+dotprod")
 #endif
 #define DOTPROD 1
+#define FLOATS gs_product_neon
 #include "matmul_neon.h"
 
 const gs_product_kernels gs_product_dotprod = {PANEL, few_columns, STRIP_COLUMNS, strip_order_of, JOINS_ROWS,

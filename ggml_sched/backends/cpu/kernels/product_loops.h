@@ -1,6 +1,7 @@
 /* product_loops.h -- matrix products of one instruction set: rows and panels of weights times columns.
  *
- * Included by matmul_x86.h and matmul_neon.h, which define the vectors and decode blocks to them.
+ * Included by matmul_x86.h and matmul_neon.h, which define the vectors and decode blocks to them.  FLOATS, where it is
+ * defined: the kernels of an instruction set with the same vectors, whose products of rows of floats are used.
  */
 #define AHEAD 8192             /* how many bytes before their use weights are prefetched to L2                      */
 #define SOON 2048              /* and from there to L1, which waits for fewer lines at once                         */
@@ -56,18 +57,24 @@ static int32_t few_columns(const gs_block_kind *kind) {
     return GS_FEW_Q;
 }
 #endif
-#include "few_f.h"
 #include "many_q.h"
+#ifndef FLOATS
+#include "few_f.h"
 #include "many_f.h"
+#endif
 #if STRIP_COLUMNS == 1
 #include "bands_q.h"
 #endif
 
 static void few(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, char *scratch) {
     switch (of->type) {
+#ifdef FLOATS
+    case GS_TYPE_F32: case GS_TYPE_F16: case GS_TYPE_BF16: FLOATS.few(of, shared, group, row0, row1, scratch); return;
+#else
     case GS_TYPE_F32: few_f32(of, shared, group, row0, row1); return;
     case GS_TYPE_F16: few_f16(of, shared, group, row0, row1); return;
     case GS_TYPE_BF16: few_bf16(of, shared, group, row0, row1); return;
+#endif
 #define RUN(TYPE, type) case GS_TYPE_##TYPE: few_##type(of, shared, group, row0, row1); return;
     GS_QUANTISED(RUN)
 #undef RUN
@@ -77,10 +84,16 @@ static void few(const gs_product *of, const char *shared, int64_t group, int64_t
 static void many(const gs_product *of, const char *shared, int64_t group, int64_t row0, int64_t row1, int64_t column0,
                  int64_t column1, char *scratch) {
     switch (of->type) {
+#ifdef FLOATS
+    case GS_TYPE_F32: case GS_TYPE_F16: case GS_TYPE_BF16:
+        FLOATS.many(of, shared, group, row0, row1, column0, column1, scratch);
+        return;
+#else
 #define RUN(TYPE) \
     case GS_TYPE_##TYPE: many_f(GS_TYPE_##TYPE, of, shared, group, row0, row1, column0, column1, scratch); return;
     RUN(F32) RUN(F16) RUN(BF16)
 #undef RUN
+#endif
 #define RUN(TYPE, type) \
     case GS_TYPE_##TYPE: many_##type(of, shared, group, row0, row1, column0, column1, scratch); return;
     GS_QUANTISED(RUN)
