@@ -101,7 +101,7 @@ class Way:
         return 0 if self.slots is None else (self.slots.n_experts - self.slots.fewest) * self.slots.slot_nbytes
 
     def n_slots(self, left: int) -> int:
-        """The number of slots where all else leaves so many bytes beside the fewest."""
+        """The number of slots if `left` bytes of the host are free beside the fewest slots and everything else."""
         return 0 if self.slots is None else self.slots.within(left + self.least_slots)
 
 

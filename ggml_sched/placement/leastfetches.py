@@ -120,8 +120,8 @@ class LeastFetches:
         return curve_of(others), curve_of(experts), beside
 
     def seconds(self, nbytes: float, computing: float = 0.0, alone: float | None = None) -> float:
-        """The least seconds with weights of at least so many bytes in the store; `computing`: what computing, copies
-        and splits take at least; `alone`: what computing takes without the others, None: nothing is known of that."""
+        """The least seconds with weights of at least `nbytes` bytes in the store; `computing`: what computing, copies
+        and splits take at least; `alone`: what computing without these takes, None: nothing is known of that."""
         if not self.knows or alone is None:
             return max(computing, self.either.at(nbytes) * ROUNDING)
         nbytes = min(nbytes, self.either.most)
@@ -134,9 +134,10 @@ class LeastFetches:
 
     @staticmethod
     def _reading(nbytes: float, alone: float, others: Curve, experts: Curve, beside: float) -> float:
-        """The least seconds where so many bytes are divided among weights of both curves.  A part of them costs
-        max(computing, fetches), the rest is read while nothing computes.  The sum is convex, so its least value is at a
-        corner."""
+        """The least seconds with weights of `nbytes` bytes in the store, a part of them of the curve `others`, the rest
+        of `experts`.  Nodes compute while the others are fetched, so that both take the longer of their times; nothing
+        computes while experts are read, whose time is added.  The sum is convex in the bytes of the others, so that its
+        least value is at a corner of a curve."""
         alone -= beside
         corners = [*others.nbytes, *(nbytes - experts.nbytes), others.within(alone)]
         part = np.clip(corners, max(0.0, nbytes - experts.most), min(nbytes, others.most))

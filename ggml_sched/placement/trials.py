@@ -58,8 +58,8 @@ class Trials:
     """Some graphs with the same residents, on some devices; `weights`: the weight of each graph in the goal.
 
     `graphs`, `facts`: of the copies of the graphs.  `sizes`: {name of a resident: bytes}.  `unread`: {name of a
-    resident that no node reads: its device}, the host if `_Search` has no pin for it.  Raises GraphError for residents
-    without a name, or of one name and different sizes.
+    resident that no node reads: its device}, the host if it is not pinned.  Raises GraphError for residents without a
+    name, or of one name and different sizes.
     """
 
     def __init__(self, graphs: Sequence[Graph], devices: Sequence[Device], links: Links, weights: Sequence[float],
