@@ -16,8 +16,9 @@ extra `peer`, llama.cpp computes the same in turns; so do other builds of it, an
 
 of whose options the best counts.
 
-With --interleave each model is measured with interleaved rows, too, where its type has such kernels.  --larger names
-formats of a model of 369 million weights, of 0.1 to 0.8 GB, of which tokens after the least depth are measured.
+With --interleave each model is measured with interleaved rows, too, where its type has such kernels; of tokens after
+the least depth, since attention is the same.  --larger names formats of a model of 369 million weights, of 0.1 to 0.8
+GB, of which tokens after the least depth alone are measured.
 """
 
 from __future__ import annotations
@@ -353,7 +354,7 @@ def main() -> None:
             title = name + ", interleaved" * interleave
             for threads in args.threads:
                 bench = Bench(path, loops[threads], args.rounds, has_peer, programs, interleave)
-                for depth in [min(args.depths)] if name in larger else args.depths:
+                for depth in [min(args.depths)] if interleave or name in larger else args.depths:
                     print(f"{title}, {threads} threads, {depth} tokens deep", file=sys.stderr)
                     decode[title, threads, depth] = bench.decode(depth)
                 if name not in larger:
