@@ -101,8 +101,8 @@ def _index(fit: Fit, name: str) -> int:
 def _nodes_of(plan: Plan) -> dict[Tensor, int]:
     """{node: its device} in a plan, of whose backends stores are no devices."""
     number = {backend: d for d, backend in enumerate(b for b in plan.backends if not b.is_store)}
-    return {node: d for node in plan.graph.nodes if node.computes
-            and (d := number.get(plan.backend_of(node))) is not None}
+    return {node: number[backend] for node in plan.graph.nodes if node.computes
+            and (backend := plan.backend_of(node)) is not None and backend in number}
 
 
 def _elsewhere(fit: Fit, trials: _Trials, base: Trial, device_of: Mapping[str, int],
