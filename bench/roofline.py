@@ -242,6 +242,8 @@ class Bench:
             model.eval(tokens(depth), last_only=True)
             timed(token, WARM)
             again()
+            row.parts = split(backend, token, DECODED)      # before other engines compute, whose threads wait busily
+            again()
             for _ in range(self.rounds):
                 row.measured.append(self.loops.measure())
                 timed(token, 2)         # the other engines, too, have read their weights before their time begins
@@ -251,7 +253,6 @@ class Bench:
                 if peer:
                     row.others.setdefault(PEER, []).append(peer.ask("decode", DECODED, depth)["decode"] / DECODED)
                 self._time_programs(row, lambda each: each.decode(self.path, self.loops.threads, DECODED, depth))
-            row.parts = split(backend, token, DECODED)
             return row
 
     def prompt(self) -> Row:
@@ -264,13 +265,13 @@ class Bench:
                 model.eval(tokens(PROMPT), last_only=True)
 
             prompt()
+            row.parts = split(backend, prompt, 2)
             for _ in range(prompt_rounds(self.rounds)):
                 row.measured.append(self.loops.measure())
                 row.seconds.append(timed(prompt, 1))
                 if peer:
                     row.others.setdefault(PEER, []).append(peer.ask("prefill", PROMPT)["prefill"])
                 self._time_programs(row, lambda each: each.prompt(self.path, self.loops.threads, PROMPT))
-            row.parts = split(backend, prompt, 2)
             return row
 
     def sequences(self, n: int) -> Row:
