@@ -224,8 +224,7 @@ class _Search:
         """The error that says what a placement would need, or, without one, what pinned residents would need."""
         if found is None:
             return refusal(self.models, self.devices, self.pins, pinned=self._pinned_needs())
-        used = found.arenas[-1] + sum(trial.residents[-1] for trial in found.trials)
-        return refusal(self.models, self.devices, self.pins, Least(used, sum(found.arenas)))
+        return refusal(self.models, self.devices, self.pins, Least(_used(found)[-1], sum(found.arenas)))
 
     def _pinned_needs(self) -> list[int]:
         """For each device the bytes that suffice for what is pinned to it, and for its arena, with all other residents
@@ -236,9 +235,7 @@ class _Search:
                 for model, fixed in zip(self.models, self.pins, strict=True)]
         found = _Search(self.models, endless, self.links, pins, self.streams, self.within, self.turns,
                         end=self.candidates.end).found()
-        if found is None:
-            return []
-        return [arena + sum(trial.residents[d] for trial in found.trials) for d, arena in enumerate(found.arenas)]
+        return [] if found is None else _used(found)
 
     # -- with weights that are fetched ---------------------------------------------------
 
@@ -462,3 +459,8 @@ class _Search:
         used = tuple(fetches.expected(slots, g, 0) for g in range(len(trial.plans)))
         return Slotted(part.way.slotted, trial.n_slots, slots.n_experts, slots.slot_nbytes, used,
                        tuple(reads[: len(used)]), more_slots, tuple(reads[len(used) :]))
+
+
+def _used(found: Found) -> list[int]:
+    """For each device the bytes of residents and arena of a placement."""
+    return [arena + sum(trial.residents[d] for trial in found.trials) for d, arena in enumerate(found.arenas)]

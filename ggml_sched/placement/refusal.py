@@ -60,15 +60,23 @@ def refusal(models: Sequence[Trials], devices: Sequence[Device], pins: Sequence[
         short = [(device, need) for device, need in zip(devices, pinned, strict=False) if need > device.budget]
         if not short:
             return OutOfMemory("; ".join(lines), None, wanted, there)
-        more = [f"{memory_text(n)} ({n} bytes) more on {device.name}" for device, need in short
-                for n in (need + device.reserve - device.memory,)]
-        lines.append(f"for what is pinned, and the arenas beside it, {' and '.join(more)} would suffice")
+        more = " and ".join(_more(device, _missing(device, need)) for device, need in short)
+        lines.append(f"for what is pinned, and the arenas beside it, {more} would suffice")
         return OutOfMemory("; ".join(lines), short[0][0].name, short[0][1], short[0][0].budget)
-    # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
-    missing = max(1, on_host + devices[host].reserve - devices[host].memory)
-    lines.append(f"{memory_text(missing)} ({missing} bytes) more on {devices[host].name} would suffice")
+    missing = _missing(devices[host], on_host)
+    lines.append(f"{_more(devices[host], missing)} would suffice")
     known = [model.graphs[0].meta.get("n_ctx") for model in models]
     rows = max((n for n in known if isinstance(n, int)), default=0)
     if rows > 0 and caches > missing:
         lines.append(f"so would a context of about {rows * (caches - missing) // caches} tokens instead of {rows}")
     return OutOfMemory("; ".join(lines), devices[host].name, on_host, devices[host].budget)
+
+
+def _missing(device: Device, need: int) -> int:
+    """The bytes, at least one, that a device lacks for `need`."""
+    # Not from the budget: that is 0, not negative, if the reserve is larger than the memory.
+    return max(1, need + device.reserve - device.memory)
+
+
+def _more(device: Device, missing: int) -> str:
+    return f"{memory_text(missing)} ({missing} bytes) more on {device.name}"
