@@ -65,13 +65,9 @@ INLINE vec half_of(const band_block *p, const int n) {
     return VEC_OF_HALVES(p->head + GS_BAND * 2 * n);
 }
 
-/* Shifted to the right, or to the left where `by` is negative: bits of neighbouring bytes follow. */
-INLINE ivec by_bits(ivec v, const int by) {
-    return by > 0 ? IVEC_RIGHT(v, by) : by < 0 ? IVEC_LEFT(v, -by) : v;
-}
-
+/* The bits of `mask` in each byte, shifted to the right, or to the left where `by` is negative. */
 INLINE ivec bits_of(ivec v, const int by, const int mask) {
-    return IVEC_AND(by_bits(v, by), IVEC_SET1_8(mask));
+    return IVEC_AND(shifted(v, -by), IVEC_SET1_8(mask));
 }
 
 /* -- levels -------------------------------------------------------------------------------------------------------- */
@@ -87,20 +83,20 @@ INLINE ivec level_of_band(const int type, const band_block *p, const int64_t fir
     case GS_TYPE_Q3_K:
         v = dwords_of(p, 3 + 3 * first + gs_place_of_lower(n));
         return IVEC_OR_AND(bits_of(v, 2 * j - left, 3 << left),
-                           by_bits(dwords_of(p, 3 + 3 * first + gs_place_of_upper(n % 4)), j + n / 4 * 4 - 2 - left),
+                           shifted(dwords_of(p, 3 + 3 * first + gs_place_of_upper(n % 4)), left + 2 - j - n / 4 * 4),
                            IVEC_SET1_8(4 << left));
     case GS_TYPE_Q4_K: return bits_of(dwords_of(p, 3 + 4 * first + j / 2 * 8 + n), j % 2 * 4, 15);
     case GS_TYPE_Q5_K:
         v = dwords_of(p, 3 + 5 * first + gs_place_of_lower(j / 2 * 8 + n));
         return IVEC_OR_AND(bits_of(v, j % 2 * 4, 15),
-                           by_bits(dwords_of(p, 3 + 5 * first + gs_place_of_upper(n % 4)), j + n / 4 * 4 - 4),
+                           shifted(dwords_of(p, 3 + 5 * first + gs_place_of_upper(n % 4)), 4 - j - n / 4 * 4),
                            IVEC_SET1_8(16));
     }
     if (n < 4)
         *both = dwords_of(p, (type == GS_TYPE_IQ4_XS ? 1 + 4 * (first + j) : has_fifths(type)) + n);
     v = bits_of(*both, n / 4 * 4, 15);
     if (has_fifths(type))
-        return IVEC_OR_AND(v, by_bits(dwords_of(p, 0), n - 4), IVEC_SET1_8(16));
+        return IVEC_OR_AND(v, shifted(dwords_of(p, 0), 4 - n), IVEC_SET1_8(16));
     return type == GS_TYPE_IQ4_NL || type == GS_TYPE_IQ4_XS || type == GS_TYPE_MXFP4
         ? IVEC_SHUFFLE(table_of(type), v) : v;
 }

@@ -53,6 +53,7 @@ INLINE int left_of(const int type, const int j) {
 
 /* -- levels -------------------------------------------------------------------------------------------------------- */
 
+/* Shifted to the left, or to the right where `left` is negative: bits of neighbouring bytes follow. */
 INLINE ivec shifted(ivec v, const int left) {
     return left > 0 ? IVEC_LEFT(v, left) : left < 0 ? IVEC_RIGHT(v, -left) : v;
 }
