@@ -14,11 +14,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from ggml_sched._c cimport (
-    GS_MAX_DIMS, GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_UNSUPPORTED_OP,
-    gs_checked_add, gs_checked_mul, gs_layout, gs_node, gs_op_family, gs_traits_of_type, gs_type_traits,
+    GS_NO_HOST_MEMORY, GS_OK, GS_OP_FLASH_ATTN_EXT, GS_OP_MUL_MAT, GS_OP_MUL_MAT_ID, GS_UNSUPPORTED_OP, gs_checked_add,
+    gs_checked_mul, gs_node, gs_op_family,
 )
 from ggml_sched._graph cimport BufferBase, NodeTable, Tensor, label
 
+from ggml_sched.backend import dense_bytes
 from ggml_sched.errors import BackendError, Error, OutOfMemory
 from ggml_sched.graph.hostdata import MAX_SHARED, endless
 
@@ -73,17 +74,6 @@ cdef enum:
     NUMPY_WORK = 12     # bytes that the oracle takes for each byte of a node and its sources: arrays of f64 and f32
 
 
-cdef object dense_nbytes(const gs_layout *a):
-    """The bytes of a tensor's elements side by side, as the oracle copies them; more than `nbytes` where elements of a
-    view share memory."""
-    cdef gs_type_traits traits = gs_traits_of_type(a.type)
-    cdef object n = 1
-    cdef int i
-    for i in range(GS_MAX_DIMS):
-        n = n * a.ne[i]
-    return max(n // traits.block_size * traits.type_size, a.nbytes)
-
-
 def work_of(nodes, int32_t n_threads, bint compiled):
     """An upper bound, in bytes, of the memory that computing these nodes takes, in one run or several: the work memory
     of the compiled calls or, for a node without compiled kernel and without `compiled` for all, the oracle's arrays;
@@ -123,9 +113,9 @@ def work_of(nodes, int32_t n_threads, bint compiled):
             continue
         memset(&tables, 0, sizeof(tables))      # the calls after this node are another stretch
         arrays = node.layout.nbytes
-        for k in range(node.n_src):
-            if node.src[k] != NULL:
-                arrays += dense_nbytes(&node.src[k].layout)
+        for source in table.tensors[i].src:     # copied densely: more than nbytes where elements of a view share memory
+            if source is not None:
+                arrays += max(dense_bytes(source), source.nbytes)
         if node.op == GS_OP_FLASH_ATTN_EXT:     # scores, of which no source's bytes are a measure
             arrays += node.src[0].layout.ne[1] * node.src[0].layout.ne[2] * node.src[0].layout.ne[3] * (
                 node.src[1].layout.ne[1])

@@ -109,7 +109,8 @@ cdef int read_ne(object ne, int64_t *out, str op="", Tensor of=None) except -1:
         raise GraphError(f"{begin_of(op, of)}a tensor has 1 to {GS_MAX_DIMS} dimensions, not {n}")
     for i in range(n):
         given = ne[i]
-        extent = PyNumber_AsSsize_t(given, NULL) if type(given) is int else index_of(op, of, f"extent of dimension {i}", given)
+        extent = (PyNumber_AsSsize_t(given, NULL) if type(given) is int
+                  else index_of(op, of, f"extent of dimension {i}", given))
         if extent < 0 or extent == PY_SSIZE_T_MAX and extent != given:
             raise GraphError(f"{begin_of(op, of)}extent {shown(given)} of dimension {i} is not in 0 .. 2**63 - 1")
         out[i] = extent
