@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from overtaking import Held
 
 import ggml_sched as gs
 from ggml_sched.backends.store import store as store_module
@@ -104,23 +105,14 @@ def test_a_failed_read_lets_marks_pass_and_what_follows_is_skipped_until_its_err
 
 
 def test_a_wait_that_finds_no_error_any_more_returns_after_it_was_noted(queue):
-    noting, go, noted, seen = threading.Event(), threading.Event(), [], []
+    held, noted, seen = Held(), [], []
 
     def note(error):
-        noting.set()
-        assert go.wait(SECONDS)
+        held.wait()
         noted.append(error)
 
     queue.put(lambda: 1 / 0)
-    threads = [threading.Thread(target=queue.synchronize, args=(note,)),
-               threading.Thread(target=lambda: seen.append((queue.synchronize(), len(noted))))]
-    threads[0].start()
-    assert noting.wait(SECONDS)
-    threads[1].start()
-    threads[1].join(0.05)
-    go.set()
-    for thread in threads:
-        thread.join(SECONDS)
+    held.run(lambda: queue.synchronize(note), lambda: seen.append((queue.synchronize(), len(noted))))
     assert seen == [(None, 1)]
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 from devices import PATIENCE, Chain, resident
+from overtaking import Held
 
 import ggml_sched as gs
 from ggml_sched.execution.pipeline import MAX_IN_FLIGHT
@@ -194,11 +195,10 @@ def test_a_wait_that_finds_no_error_any_more_finds_it_counted(monkeypatch):
     with DeferredBackend("A", DeferredQueues(0)) as late, gs.Scheduler([late]) as sched:
         chain = chain_on(sched, late, late)
         chain.set(1)
-        noting, go, failed = threading.Event(), threading.Event(), []
+        held, failed = Held(), []
 
         def note(error):
-            noting.set()
-            assert go.wait(PATIENCE)
+            held.wait()
             DeferredBackend.note_failure(late, error)
 
         monkeypatch.setattr(late, "note_failure", note)
@@ -213,14 +213,7 @@ def test_a_wait_that_finds_no_error_any_more_finds_it_counted(monkeypatch):
 
         with broken_kernels(monkeypatch):
             sched.compute(chain.graph, wait=False)
-            threads = [threading.Thread(target=first), threading.Thread(target=second)]
-            threads[0].start()
-            assert noting.wait(PATIENCE)
-            threads[1].start()
-            threads[1].join(0.05)
-            go.set()
-            for thread in threads:
-                thread.join(PATIENCE)
+            held.run(first, second)
         assert failed == [1]
 
 
